@@ -1,0 +1,124 @@
+"""The order of events: store, reference engine, cold engine, warm engine, audit."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from demo import report
+from demo.children import Event, run_child
+from demo.engine import Order
+from demo.plan import SEGMENT_BYTES, Plan
+
+Say = Callable[[str], None]
+
+KILL_AFTER = 1 / 3  # share of the requests that has finished when --kill-master strikes
+
+ABOUT = {
+    "reference": "reference engine: no connector, a pool with room for everything",
+    "cold": "cold engine: kvledger, an empty store, a KV pool that is too small",
+    "warm": "warm engine: a new process with an empty cache, the same prompts, the same store",
+}
+
+
+@dataclasses.dataclass(slots=True)
+class Driver:
+    """Runs one plan in ``folder`` (orders, results, logs, the store's files, the reference KV)."""
+
+    plan: Plan
+    folder: Path
+    say: Say
+    started: float = dataclasses.field(default_factory=time.monotonic)
+
+    def run(self) -> dict[str, Any]:
+        from kvledger.mooncake.embedded import list_keys, running_embedded
+
+        runs = {"reference": self.engine("reference", dump_dir=self.folder)}
+        with running_embedded(self.folder / "store", SEGMENT_BYTES) as store:
+            self.tell("store", f"a Mooncake store of {SEGMENT_BYTES >> 30} GiB runs on {store.master_address}")
+            findings = None
+            if self.plan.kill_master:
+                runs["cold"] = self.engine(
+                    "cold",
+                    store_address=store.master_address,
+                    on_share=lambda: os.kill(store.master_pid, signal.SIGKILL),
+                )
+                return report.summarize(self.plan, runs, findings)
+            runs["cold"] = self.engine("cold", store_address=store.master_address)
+            runs["warm"] = self.engine("warm", store_address=store.master_address)
+            dump = self.complete(runs)
+            findings = self.audit(store.master_address, list_keys(store.metrics_port), dump)
+        return report.summarize(self.plan, runs, findings)
+
+    def tell(self, phase: str, text: str) -> None:
+        self.say(f"{time.monotonic() - self.started:6.1f} s  {phase:<9}  {text}")
+
+    def engine(
+        self,
+        role: str,
+        on_share: Callable[[], None] | None = None,
+        name: str | None = None,
+        **fields: Any,
+    ) -> dict[str, Any]:
+        """One engine process; ``on_share`` is called once, when ``KILL_AFTER`` of the requests have finished."""
+        name = name or role
+        self.tell(role, ABOUT[role])
+        order = Order(role=role, plan=self.plan, result=self.folder / f"{name}.json", **fields)
+        order.save(self.folder / f"{name}.order.json")
+        struck = False
+
+        def hear(event: Event) -> None:
+            nonlocal struck
+            if event["event"] == "serving":
+                self.tell(role, f"up after {event['startup_s']:.0f} s, serving")
+            elif event["event"] == "finished":
+                count, total = event["count"], event["total"]
+                if count * 4 // total > (count - 1) * 4 // total:
+                    self.tell(role, f"{count} of {total} requests finished")
+                if on_share and not struck and count >= total * KILL_AFTER:
+                    struck = True
+                    on_share()
+                    self.tell("store", "the Mooncake master has been killed")
+
+        arguments = ["-m", "demo.engine", str(self.folder / f"{name}.order.json")]
+        run_child(name, arguments, self.plan.environment(), self.folder / f"{name}.log", hear)
+        result: dict[str, Any] = json.loads(order.result.read_text())
+        return result
+
+    def complete(self, runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
+        """The index of the reference KV. Where outputs differ, the sequences that the engines really had are
+        recomputed too, so that the audit judges each object by the tokens of its own key."""
+        reference = runs["reference"]
+        strange = [
+            prompt + tokens
+            for name in ("cold", "warm")
+            for prompt, tokens, wanted in zip(
+                reference["prompts"], runs[name]["tokens"], reference["tokens"], strict=True
+            )
+            if tokens != wanted
+        ]
+        if not strange:
+            return reference["dump"]  # type: ignore[no-any-return]
+        self.tell("reference", f"once more, for the KV of {len(strange)} sequences that came out differently")
+        again = self.engine("reference", name="reference-again", dump_dir=self.folder, also_prefill=strange)
+        return again["dump"]  # type: ignore[no-any-return]
+
+    def audit(self, address: str, keys: list[str], dump: dict[str, Any]) -> dict[str, Any]:
+        self.tell("audit", f"every object in the store against the reference KV: {len(keys)} objects")
+        result = self.folder / "audit.json"
+        order = {"keys": keys, "store_address": address, "dump_dir": str(self.folder), "dump": dump}
+        path = self.folder / "audit.order.json"
+        path.write_text(json.dumps(order | {"result": str(result)}))
+
+        def hear(event: Event) -> None:
+            self.tell("audit", f"{event['count']} of {event['total']} objects compared")
+
+        run_child("audit", ["-m", "demo.audit", str(path)], self.plan.environment(), self.folder / "audit.log", hear)
+        findings: dict[str, Any] = json.loads(result.read_text())
+        return findings

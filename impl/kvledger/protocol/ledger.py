@@ -1,0 +1,431 @@
+"""The scheduler side's ledger: generations, open jobs, pins. It alone decides when a block may be released.
+
+What may live here: the scheduler-side actions of the model, under their names. No clock (`now` is an argument), no
+vLLM object (the adapter passes ids in and takes jobs and released blocks out).
+Spec actions: `BeginGeneration`, `EndGeneration`, `EmitLoad`, `EmitStore`, `ApplyReport`, `Reset`.
+Invariants: job ids only grow; a job is settled exactly when every rank has reported once; its pins are released then
+and only then; a result of an older generation changes no tracker.
+"""
+
+import enum
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from kvledger.errors import ProtocolError
+from kvledger.protocol.breaker import Breaker
+from kvledger.protocol.jobs import Job, Kind, Report, Result
+from kvledger.protocol.known import KnownHashes
+from kvledger.protocol.pins import PinSnapshot, PinTable
+from kvledger.protocol.tracker import Load, Tracker
+
+RETIRED_REMEMBERED = 4096
+KNOWN_HASHES = 1 << 17
+
+
+class Decline(enum.Enum):
+    """Why a block that could be stored was not issued now."""
+
+    BUDGET = "budget"  # waits: too many blocks are pinned
+    BACKOFF = "backoff"  # waits: the store is under pressure or failing
+    KNOWN = "known"  # this process stored it already
+    IN_FLIGHT = "in_flight"  # another open job stores the same hash
+    LOAD_PENDING = "load_pending"  # waits: bytes that it rests on are still being loaded
+    TAINTED = "tainted"  # rests on a failed synchronous load, or on bytes older than a reset
+    ATTEMPTS = "attempts"  # given up after the configured number of attempts
+
+
+@dataclass(slots=True)
+class OpenJob:
+    """A job that some rank has not reported. `indices[i]` is the request's block index of position i."""
+
+    job: Job
+    request_id: str
+    indices: tuple[int, ...]
+    waiting: set[int]
+    result: Result = Result.DONE
+    bad: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """A job that every rank has reported: release `released` (tail first) in the block pool."""
+
+    job: Job
+    request_id: str
+    result: Result
+    bad: tuple[int, ...]
+    released: tuple[int, ...]
+    current: bool
+    """Whether the job's generation is still the request's current one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerSnapshot:
+    """Figures for gauges, tests and conformance."""
+
+    pins: PinSnapshot
+    open_jobs: int
+    generations: int
+    retries: int
+    settled: dict[str, dict[str, int]]
+    declined: dict[str, int]
+    loads_in_flight: int
+
+
+class Ledger:
+    """Who owns what among requests, jobs and pins. One thread only (vLLM's EngineCore loop)."""
+
+    def __init__(
+        self,
+        *,
+        num_ranks: int,
+        max_pinned_blocks: int,
+        max_store_attempts: int,
+        stall_timeout_s: float,
+        retry_backoff_s: float,
+        retry_backoff_max_s: float = 30.0,
+    ) -> None:
+        self._ranks = frozenset(range(num_ranks))
+        self._max_store_attempts = max_store_attempts
+        self._stall_timeout_s = stall_timeout_s
+        self._retry_backoff_s = retry_backoff_s
+        self._pins = PinTable(max_pinned_blocks)
+        self._pressure = Breaker(threshold=1, initial_s=retry_backoff_s, max_s=retry_backoff_max_s)
+        self._known = KnownHashes(KNOWN_HASHES)
+        self._trackers: dict[str, Tracker] = {}
+        self._open: dict[int, OpenJob] = {}
+        self._storing: Counter[bytes] = Counter()
+        self._sync_targets: dict[int, int] = {}  # block id -> synchronous load job that still fills it
+        self._retired: OrderedDict[int, None] = OrderedDict()
+        self._next_job = 1
+        self._next_generation = 1
+        self._epoch = ""
+        self._progress_at = 0.0
+        self._settled: dict[Kind, Counter[Result]] = {k: Counter() for k in Kind}
+        self._declined: Counter[Decline] = Counter()
+
+    # -- generations -------------------------------------------------------
+
+    def begin_generation(self, request_id: str) -> int:
+        """`BeginGeneration`: a fresh tracker; an older one of the same id ends first."""
+        self.end_generation(request_id)
+        generation = self._next_generation
+        self._next_generation += 1
+        self._trackers[request_id] = Tracker(generation)
+        return generation
+
+    def end_generation(self, request_id: str) -> None:
+        """`EndGeneration`: the tracker goes; its jobs stay open and keep their pins until every rank reported."""
+        self._trackers.pop(request_id, None)
+
+    def generation(self, request_id: str) -> int | None:
+        """Number of the request's current generation, if it has one."""
+        tracker = self._trackers.get(request_id)
+        return None if tracker is None else tracker.generation
+
+    def load_state(self, request_id: str) -> Load:
+        """How the load of the request's current generation stands."""
+        return self._tracker(request_id, "LoadState").load
+
+    def _tracker(self, request_id: str, action: str) -> Tracker:
+        tracker = self._trackers.get(request_id)
+        if tracker is None:
+            raise ProtocolError(f"request {request_id!r} has no current generation", action=action)
+        return tracker
+
+    # -- emitting jobs -----------------------------------------------------
+
+    def emit_load(
+        self, request_id: str, block_ids: Sequence[int], hashes: Sequence[bytes], *, sync: bool, now: float
+    ) -> Job:
+        """`EmitLoad`: a job on exactly the target blocks, which vLLM holds for the request meanwhile.
+
+        Raises:
+            ProtocolError: no current generation, or its load is already pending or loaded.
+        """
+        tracker = self._tracker(request_id, "EmitLoad")
+        job = self._make_job(
+            Kind.LOAD, tracker, block_ids, hashes, reply_to="" if sync else request_id, sync=sync
+        )
+        tracker.move_load("EmitLoad", job.job_id)
+        tracker.load_job = job.job_id
+        if sync:
+            self._sync_targets.update(dict.fromkeys(job.block_ids, job.job_id))
+        self._admit(job, request_id, (), now)
+        return job
+
+    def wants_store(self, request_id: str, storable: int, now: float) -> bool:
+        """Whether `emit_store` could have work: cheap, so that a decode step costs nothing.
+
+        `storable` counts the request's leading blocks whose KV is complete after this step.
+        """
+        tracker = self._trackers.get(request_id)
+        if tracker is None or tracker.load is Load.TAINTED:
+            return False
+        if self._sync_targets:
+            return True  # even without new blocks: note whom the loads concern
+        return storable > tracker.frontier or any(t <= now for t in tracker.retry.values())
+
+    def emit_store(
+        self, request_id: str, storable: int, block_ids: Sequence[int], hashes: Sequence[bytes], *, now: float
+    ) -> Job | None:
+        """`EmitStore`: pin and issue what is complete, within the budget; None if nothing is to be issued now.
+
+        `block_ids` is the request's block table, `hashes` one hash per complete block; both are only read here.
+
+        Raises:
+            ProtocolError: no current generation, or fewer blocks or hashes than `storable`.
+        """
+        tracker = self._tracker(request_id, "EmitStore")
+        if storable > min(len(block_ids), len(hashes)):
+            raise ProtocolError(
+                f"{storable} storable blocks, but {len(block_ids)} in the table and {len(hashes)} hashes",
+                action="EmitStore",
+            )
+        self._note_sync_loads(tracker, block_ids)
+        if not tracker.may_store:
+            self._declined[Decline.TAINTED if tracker.load is Load.TAINTED else Decline.LOAD_PENDING] += 1
+            return None
+        if self._pressure.is_open and not self._has_candidate(tracker, storable, hashes, now):
+            return None  # do not spend the probe on nothing
+        if not self._pressure.allow(now):
+            self._declined[Decline.BACKOFF] += 1
+            return None
+        chosen = self._choose(tracker, storable, block_ids, hashes, now)
+        if not chosen:
+            return None
+        job = self._make_job(Kind.STORE, tracker, [block_ids[i] for i in chosen], [hashes[i] for i in chosen])
+        self._pins.pin(job.job_id, job.block_ids)
+        self._storing.update(job.hashes)
+        self._admit(job, request_id, tuple(chosen), now)
+        return job
+
+    def _note_sync_loads(self, tracker: Tracker, block_ids: Sequence[int]) -> None:
+        """Whoever shares a block that a synchronous load still fills computes on bytes not known to be right."""
+        if self._sync_targets:
+            loads = {self._sync_targets[b] for b in block_ids if b in self._sync_targets}
+            tracker.waits_for.update(loads - {tracker.load_job})
+
+    def _redundant(self, h: bytes) -> Decline | None:
+        if h in self._known:
+            return Decline.KNOWN
+        return Decline.IN_FLIGHT if self._storing[h] else None
+
+    def _has_candidate(self, tracker: Tracker, storable: int, hashes: Sequence[bytes], now: float) -> bool:
+        indices = [*tracker.due(now), *range(tracker.frontier, storable)]
+        return any(i < storable and self._redundant(hashes[i]) is None for i in indices)
+
+    def _choose(
+        self, tracker: Tracker, storable: int, block_ids: Sequence[int], hashes: Sequence[bytes], now: float
+    ) -> list[int]:
+        """Indices to issue now, in table order: due retries, then from the frontier on; advances the frontier."""
+        chosen: list[int] = []
+        frontier = tracker.frontier
+        for i in [*tracker.due(now), *range(frontier, max(storable, frontier))]:
+            if i >= storable:
+                continue
+            reason = self._redundant(hashes[i])
+            if reason is None and not self._pins.fits(len(chosen), block_ids[i]):
+                self._declined[Decline.BUDGET] += 1
+                break
+            tracker.retry.pop(i, None)
+            tracker.frontier = max(tracker.frontier, i + 1)
+            if reason is None:
+                chosen.append(i)
+                continue
+            self._declined[reason] += 1
+            if reason is Decline.IN_FLIGHT:
+                tracker.retry[i] = now + self._retry_backoff_s  # the other job may fail: look again
+        return sorted(chosen)
+
+    def _make_job(
+        self,
+        kind: Kind,
+        tracker: Tracker,
+        block_ids: Sequence[int],
+        hashes: Sequence[bytes],
+        *,
+        reply_to: str = "",
+        sync: bool = False,
+    ) -> Job:
+        job = Job(
+            job_id=self._next_job,
+            kind=kind,
+            generation=tracker.generation,
+            block_ids=tuple(block_ids),
+            hashes=tuple(hashes),
+            epoch=self._epoch,
+            reply_to=reply_to,
+            sync=sync,
+        )
+        self._next_job += 1
+        return job
+
+    def _admit(self, job: Job, request_id: str, indices: tuple[int, ...], now: float) -> None:
+        if job.kind is Kind.STORE and self._pins.snapshot().jobs == 1:
+            self._progress_at = now  # the first pins of a busy period; later ones do not hide a stall
+        self._open[job.job_id] = OpenJob(job, request_id, indices, set(self._ranks))
+
+    # -- reports -----------------------------------------------------------
+
+    def apply_report(self, report: Report, now: float) -> Settled | None:
+        """`ApplyReport`: note one rank's report; the settled job once every rank has reported, else None.
+
+        Raises:
+            ProtocolError: unknown or settled job, unknown rank, second report of a rank, or a position outside the
+                job. Nothing has changed then.
+        """
+        entry = self._check(report)
+        entry.waiting.discard(report.rank)
+        entry.result = max(entry.result, report.result)
+        entry.bad.update(report.bad)
+        if entry.job.kind is Kind.STORE:
+            self._progress_at = now
+        return None if entry.waiting else self._settle(entry, now)
+
+    def _check(self, report: Report) -> OpenJob:
+        entry = self._open.get(report.job_id)
+
+        def refuse(why: str) -> ProtocolError:
+            return ProtocolError(why, job_id=report.job_id, rank=report.rank, action="ApplyReport")
+
+        if report.rank not in self._ranks:
+            raise refuse(f"report of an unknown rank (ranks are 0 to {len(self._ranks) - 1})")
+        if entry is None:
+            if report.job_id in self._retired:
+                raise refuse("report for a job that every rank had already reported")
+            raise refuse("report for a job that was never emitted, or long ago")
+        if report.rank not in entry.waiting:
+            raise refuse("second report of this rank for this job")
+        size = len(entry.job.block_ids)
+        if any(not 0 <= p < size for p in report.bad):
+            raise refuse(f"bad positions {report.bad} outside the job's {size} blocks")
+        if report.result is not Result.DONE and not report.bad:
+            raise refuse(f"result {report.result.name} without a bad position")
+        if report.result is Result.DONE and report.bad:
+            raise refuse("result DONE with bad positions")
+        return entry
+
+    def _settle(self, entry: OpenJob, now: float) -> Settled:
+        job = entry.job
+        del self._open[job.job_id]
+        self._retired[job.job_id] = None
+        while len(self._retired) > RETIRED_REMEMBERED:
+            self._retired.popitem(last=False)
+        self._settled[job.kind][entry.result] += 1
+        tracker = self._trackers.get(entry.request_id)
+        current = tracker if tracker is not None and tracker.generation == job.generation else None
+        released: tuple[int, ...] = ()
+        if job.kind is Kind.STORE:
+            released = self._pins.unpin(job.job_id)
+            self._store_settled(entry, current, now)
+        else:
+            self._load_settled(entry, current)
+        return Settled(
+            job=job,
+            request_id=entry.request_id,
+            result=entry.result,
+            bad=tuple(sorted(entry.bad)),
+            released=released,
+            current=current is not None,
+        )
+
+    def _store_settled(self, entry: OpenJob, current: Tracker | None, now: float) -> None:
+        job = entry.job
+        for h in job.hashes:
+            self._storing[h] -= 1
+            if not self._storing[h]:
+                del self._storing[h]
+        if job.epoch == self._epoch:
+            self._known.add(h for p, h in enumerate(job.hashes) if p not in entry.bad)
+        if entry.result is Result.DONE:
+            self._pressure.success()
+        elif entry.result is not Result.DROPPED:
+            self._pressure.failure(now)
+        if current is not None:
+            for p in entry.bad:
+                self._retry_later(current, entry.indices[p], now)
+
+    def _retry_later(self, tracker: Tracker, index: int, now: float) -> None:
+        tracker.attempts[index] = tracker.attempts.get(index, 0) + 1
+        if tracker.attempts[index] < self._max_store_attempts:
+            tracker.retry[index] = now + self._retry_backoff_s
+        else:
+            self._declined[Decline.ATTEMPTS] += 1
+
+    def _load_settled(self, entry: OpenJob, current: Tracker | None) -> None:
+        job, ok = entry.job, not entry.bad
+        if current is not None:
+            current.move_load("Loaded" if ok else "Taint" if job.sync else "LoadFailed", job.job_id)
+        if ok and job.epoch == self._epoch:
+            self._known.add(job.hashes)
+        if job.sync:
+            self._sync_targets = {b: j for b, j in self._sync_targets.items() if j != job.job_id}
+            for other in self._trackers.values():
+                if job.job_id in other.waits_for:
+                    other.waits_for.discard(job.job_id)
+                    if not ok:
+                        other.move_load("Taint", job.job_id)
+
+    # -- questions ---------------------------------------------------------
+
+    def has_open_jobs(self) -> bool:
+        """Whether some rank still owes a report (vLLM hook `has_pending_push_work`)."""
+        return bool(self._open)
+
+    def has_pending_frees(self, ref_count: Callable[[int], int], now: float) -> bool:
+        """Whether reports still to come free at least one block (vLLM hook `has_pending_block_frees`).
+
+        False once nothing has been reported for `stall_timeout_s`: then vLLM preempts as it would without us.
+        `ref_count(block_id)` is the block pool's count.
+        """
+        if now - self._progress_at > self._stall_timeout_s:
+            return False
+        return any(ref_count(b) == ours for b, ours in self._pins.blocks())
+
+    def open_load(self, request_id: str) -> int | None:
+        """Job id of the load that the request's current generation still waits for, if any (to cancel it on abort)."""
+        tracker = self._trackers.get(request_id)
+        if tracker is None or tracker.load_job not in self._open:
+            return None
+        return tracker.load_job
+
+    def loads_in_flight(self) -> int:
+        """Open load jobs."""
+        return sum(e.job.kind is Kind.LOAD for e in self._open.values())
+
+    @property
+    def epoch(self) -> str:
+        """Key epoch that new jobs carry."""
+        return self._epoch
+
+    def forget_known(self, hashes: Sequence[bytes]) -> None:
+        """A lookup did not find these: store them again when they come by."""
+        self._known.discard(hashes)
+
+    def reset(self, epoch: str) -> set[str]:
+        """`Reset`: nothing stored before is known or addressed any more; open jobs only release.
+
+        Generations end, except those whose load is still in flight: they will rest on old bytes, so they stay and store
+        nothing until they are admitted anew. Returns their request ids.
+        """
+        self._epoch = epoch
+        self._known.clear()
+        kept = {r: t for r, t in self._trackers.items() if t.load is Load.PENDING}
+        for tracker in kept.values():
+            tracker.move_load("Taint", tracker.load_job)
+        self._trackers = kept
+        return set(kept)
+
+    def snapshot(self) -> LedgerSnapshot:
+        """Figures for gauges, tests and conformance."""
+        return LedgerSnapshot(
+            pins=self._pins.snapshot(),
+            open_jobs=len(self._open),
+            generations=len(self._trackers),
+            retries=sum(len(t.retry) for t in self._trackers.values()),
+            settled={k.value: {r.name.lower(): c[r] for r in Result} for k, c in self._settled.items()},
+            declined={d.value: self._declined[d] for d in Decline},
+            loads_in_flight=self.loads_in_flight(),
+        )

@@ -1,0 +1,85 @@
+"""Pins: which job holds a block-pool reference on which blocks.
+
+What may live here: the table and its counts. Model: the variable `pins`; actions `EmitStore` (pin) and
+`ApplyReport` (unpin). Invariants: a job pins once and unpins once; `count(b)` is the number of open jobs that
+pinned `b`; the number of distinct pinned blocks never exceeds `max_blocks`.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kvledger.errors import ProtocolError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinSnapshot:
+    """Distinct blocks pinned now, the most ever pinned at once, and jobs that hold pins."""
+
+    blocks: int
+    blocks_max: int
+    jobs: int
+
+
+class PinTable:
+    """References that store jobs hold on their source blocks."""
+
+    def __init__(self, max_blocks: int) -> None:
+        self._max_blocks = max_blocks
+        self._by_job: dict[int, tuple[int, ...]] = {}
+        self._count: dict[int, int] = {}
+        self._peak = 0
+
+    def fits(self, chosen: int, block_id: int) -> bool:
+        """Whether `block_id` may be pinned on top of `chosen` blocks that are about to be pinned."""
+        return block_id in self._count or len(self._count) + chosen < self._max_blocks
+
+    def pin(self, job_id: int, block_ids: tuple[int, ...]) -> None:
+        """Note one reference per block.
+
+        Raises:
+            ProtocolError: the job already holds pins, names a block twice, or would exceed the budget.
+        """
+        if job_id in self._by_job:
+            raise ProtocolError("job pins twice", job_id=job_id, action="EmitStore")
+        if len(set(block_ids)) != len(block_ids):
+            raise ProtocolError("job pins one block twice", job_id=job_id, action="EmitStore")
+        new = sum(b not in self._count for b in block_ids)
+        if len(self._count) + new > self._max_blocks:
+            raise ProtocolError(
+                f"{new} more pinned blocks exceed the budget: {len(self._count)} of {self._max_blocks} in use",
+                job_id=job_id,
+                action="EmitStore",
+            )
+        self._by_job[job_id] = block_ids
+        for b in block_ids:
+            self._count[b] = self._count.get(b, 0) + 1
+        self._peak = max(self._peak, len(self._count))
+
+    def unpin(self, job_id: int) -> tuple[int, ...]:
+        """Forget the job's pins and return its blocks tail first, the order in which vLLM frees a request.
+
+        Raises:
+            ProtocolError: the job holds no pins.
+        """
+        if job_id not in self._by_job:
+            raise ProtocolError("job holds no pins", job_id=job_id, action="ApplyReport")
+        blocks = self._by_job.pop(job_id)
+        for b in blocks:
+            left = self._count[b] - 1
+            if left:
+                self._count[b] = left
+            else:
+                del self._count[b]
+        return blocks[::-1]
+
+    def count(self, block_id: int) -> int:
+        """References that our jobs hold on `block_id`."""
+        return self._count.get(block_id, 0)
+
+    def blocks(self) -> Iterable[tuple[int, int]]:
+        """(block id, our references) for every pinned block."""
+        return self._count.items()
+
+    def snapshot(self) -> PinSnapshot:
+        """Figures for gauges and tests."""
+        return PinSnapshot(blocks=len(self._count), blocks_max=self._peak, jobs=len(self._by_job))

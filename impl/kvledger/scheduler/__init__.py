@@ -1,0 +1,1 @@
+"""The scheduler-process side: vLLM objects → protocol, lookups, save planning."""

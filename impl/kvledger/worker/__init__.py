@@ -1,0 +1,1 @@
+"""The rank side: addresses, compute fence, staging, transfer threads. Imports without vLLM."""

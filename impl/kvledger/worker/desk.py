@@ -1,0 +1,109 @@
+"""The rank's ledger behind one lock, with a condition that transfer threads and a waiting forward share."""
+
+import threading
+import time
+from collections.abc import Callable
+
+from kvledger.protocol import Job, Kind, RankLedger, RankSnapshot, Report, Result
+
+
+class Desk:
+    """Thread-safe face of `RankLedger`; adds the clock (monotonic seconds)."""
+
+    def __init__(self, ledger: RankLedger) -> None:
+        self._ledger = ledger
+        self._changed = threading.Condition()
+
+    def accept(self, job: Job) -> None:
+        """See `RankLedger.accept`."""
+        with self._changed:
+            self._ledger.accept(job)
+            self._changed.notify_all()
+
+    def next_job(self, kind: Kind, stopping: Callable[[], bool]) -> Job | None:
+        """Wait for a job of this kind and start it; None when `stopping()`."""
+        with self._changed:
+            while not stopping():
+                job = self._ledger.start(kind, time.monotonic())
+                if job is not None:
+                    return job
+                self._changed.wait(timeout=1.0)
+            return None
+
+    def wake(self) -> None:
+        """Make waiting threads look at their stop flag."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def proceed(self, job_id: int, *, guarded: bool = False) -> bool:
+        """See `RankLedger.proceed`."""
+        with self._changed:
+            return self._ledger.proceed(job_id, time.monotonic(), guarded=guarded)
+
+    def finish(self, job_id: int, result: Result, bad: tuple[int, ...]) -> bool:
+        """See `RankLedger.finish`."""
+        with self._changed:
+            done = self._ledger.finish(job_id, result, bad)
+            self._changed.notify_all()
+            return done
+
+    def quarantine(self, job_id: int, bad: tuple[int, ...]) -> bool:
+        """See `RankLedger.quarantine`."""
+        with self._changed:
+            return self._ledger.quarantine(job_id, bad, time.monotonic())
+
+    def drop(self, job: Job) -> None:
+        """See `RankLedger.drop`."""
+        with self._changed:
+            self._ledger.drop(job)
+
+    def cancel(self, job_id: int) -> bool:
+        """See `RankLedger.cancel`."""
+        with self._changed:
+            return self._ledger.cancel(job_id)
+
+    def drop_queued(self, kind: Kind) -> int:
+        """See `RankLedger.drop_queued`."""
+        with self._changed:
+            return self._ledger.drop_queued(kind)
+
+    def wait_over(self, job_id: int, timeout_s: float) -> bool:
+        """Wait until the job is reported, at most `timeout_s`; then give it up. False if it had to be given up.
+
+        A stage that is writing KV blocks at the deadline is waited for: it is a local copy and ends by itself.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while self._ledger.is_open(job_id):
+                left = deadline - time.monotonic()
+                if left <= 0 and (self._ledger.cancel(job_id) or self._ledger.give_up(job_id)):
+                    return False
+                self._changed.wait(timeout=max(left, 0.01))
+            return True
+
+    def collect(self) -> tuple[list[Report], list[int]]:
+        """Expire what is over its bound, then take all reports; also the ids of jobs given up just now."""
+        with self._changed:
+            expired = self._ledger.expire(time.monotonic())
+            return self._ledger.take_reports(), expired
+
+    def is_idle(self) -> bool:
+        """See `RankLedger.is_idle`."""
+        with self._changed:
+            return self._ledger.is_idle()
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Wait until no job is open, at most `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while not self._ledger.is_idle():
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                self._changed.wait(timeout=left)
+            return True
+
+    def snapshot(self) -> RankSnapshot:
+        """See `RankLedger.snapshot`."""
+        with self._changed:
+            return self._ledger.snapshot()

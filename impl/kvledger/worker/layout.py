@@ -1,0 +1,165 @@
+"""Address arithmetic: where the bytes of one logical block lie, for CPU and CUDA tensors alike.
+
+A layer's KV cache is any strided tensor with a block dimension: blocks outermost or behind a K/V plane, padded,
+several layers in one storage, kernel blocks smaller than the logical block. One logical block of one layer is a fixed
+list of dense byte runs at a fixed distance from the block's start, so a block is `base + block_id * stride + offset`.
+
+Object bytes = for each layer in order, its runs in ascending address order. Direct and staged transfers give the same bytes.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kvledger.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class LayerLayout:
+    """One layer: `base` is the address of block 0, `stride` the bytes between blocks, `offsets` where runs of `run` bytes begin."""
+
+    name: str
+    tensor: torch.Tensor
+    num_blocks: int
+    base: int
+    stride: int
+    offsets: tuple[int, ...]
+    run: int
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one logical block of this layer, padding excluded."""
+        return self.run * len(self.offsets)
+
+    def views(self) -> list[torch.Tensor]:
+        """One uint8 view of shape (num_blocks, run) per run, on the tensor's own storage."""
+        storage = self.tensor.untyped_storage()
+        first = self.base - storage.data_ptr()
+        empty = torch.empty(0, dtype=torch.uint8, device=self.tensor.device)
+        return [
+            empty.new_empty(0).set_(storage, first + o, (self.num_blocks, self.run), (self.stride, 1))
+            for o in self.offsets
+        ]
+
+
+def _block_dim(name: str, shape: tuple[int, ...], num_blocks: int) -> int:
+    for dim in (0, 1):
+        if dim < len(shape) and shape[dim] >= num_blocks and shape[dim] % num_blocks == 0:
+            return dim
+    raise ConfigError(
+        field=f"kv_caches[{name!r}]",
+        value=shape,
+        remedy=f"expected {num_blocks} blocks (or a multiple) in dimension 0 or 1; this layout is not supported",
+    )
+
+
+def layer_layout(name: str, tensor: torch.Tensor, num_blocks: int) -> LayerLayout:
+    """Work out a layer's layout from its strides.
+
+    Args:
+        name: layer name, for messages.
+        tensor: KV cache of the layer, any dtype, any device.
+        num_blocks: logical blocks of the pool.
+
+    Raises:
+        ConfigError: no dimension holds the blocks, or elements overlap.
+    """
+    dim = _block_dim(name, tuple(tensor.shape), num_blocks)
+    item = tensor.element_size()
+    kernel_blocks = tensor.shape[dim] // num_blocks
+    stride = tensor.stride(dim) * item * kernel_blocks
+    inner = [(n, s * item) for d, (n, s) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)) if d != dim]
+    inner.append((kernel_blocks, tensor.stride(dim) * item))
+    run, outer = item, []
+    for size, step in sorted(((n, s) for n, s in inner if n > 1), key=lambda p: p[1]):
+        if step < run:
+            raise ConfigError(field=f"kv_caches[{name!r}]", value=tuple(tensor.stride()), remedy="elements overlap")
+        if step == run and not outer:
+            run *= size
+        else:
+            outer.append((size, step))
+    steps = [range(0, size * step, step) for size, step in reversed(outer)]
+    offsets = tuple(sorted(sum(c) for c in itertools.product(*steps)))
+    return LayerLayout(name, tensor, num_blocks, tensor.data_ptr(), stride, offsets, run)
+
+
+class CacheLayout:
+    """All layers of one cache group on one rank."""
+
+    def __init__(self, layers: Sequence[LayerLayout]) -> None:
+        if not layers:
+            raise ConfigError(field="kv_caches", value={}, remedy="a rank needs at least one layer")
+        self.layers = tuple(layers)
+        self.object_bytes = sum(layer.block_bytes for layer in layers)
+        self.segments_per_object = sum(len(layer.offsets) for layer in layers)
+        self.num_blocks = layers[0].num_blocks
+        self.device = layers[0].tensor.device
+        self._views = [v for layer in layers for v in layer.views()]
+
+    @classmethod
+    def from_tensors(cls, kv_caches: Mapping[str, torch.Tensor], num_blocks: int) -> "CacheLayout":
+        """Lay out `kv_caches` (layer name → tensor) in the mapping's order; layers that share one cache count once.
+
+        Raises:
+            ConfigError: see `layer_layout`.
+        """
+        seen: dict[tuple[int, tuple[int, ...]], LayerLayout] = {}
+        for name, tensor in kv_caches.items():
+            place = (tensor.data_ptr(), tuple(tensor.stride()))
+            if place not in seen:
+                seen[place] = layer_layout(name, tensor, num_blocks)
+        return cls(list(seen.values()))
+
+    def describe(self) -> str:
+        """The physical form of an object, for messages and tests: runs × bytes per layer, equal layers folded."""
+        forms = [f"{len(layer.offsets)}x{layer.run}" for layer in self.layers]
+        return ",".join(f"{len(list(g))}*{form}" for form, g in itertools.groupby(forms))
+
+    def segments(self, block_id: int) -> tuple[list[int], list[int]]:
+        """Addresses and sizes (bytes) of one block's runs, in object order (direct transfers).
+
+        Raises:
+            IndexError: no such block; an address outside the pool is never computed.
+        """
+        self._check([block_id])
+        starts = [layer.base + block_id * layer.stride + o for layer in self.layers for o in layer.offsets]
+        sizes = [layer.run for layer in self.layers for _ in layer.offsets]
+        return starts, sizes
+
+    def regions(self) -> list[tuple[int, int]]:
+        """(address, bytes) of each storage behind the layers, once each (registration for direct transfers)."""
+        storages = {s.data_ptr(): s.nbytes() for s in (layer.tensor.untyped_storage() for layer in self.layers)}
+        return sorted(storages.items())
+
+    def gather(self, block_ids: Sequence[int], out: torch.Tensor) -> None:
+        """Copy the blocks' object bytes into `out`, uint8 host tensor of shape (blocks, object_bytes); returns when done."""
+        ids = self._ids(block_ids)
+        rows = [v.index_select(0, ids) for v in self._views]
+        if self.device.type == "cpu":
+            torch.cat(rows, dim=1, out=out)
+            return
+        out.copy_(torch.cat(rows, dim=1), non_blocking=True)
+        torch.cuda.current_stream(self.device).synchronize()
+
+    def scatter(self, block_ids: Sequence[int], source: torch.Tensor) -> None:
+        """Copy object bytes, uint8 host tensor of shape (blocks, object_bytes), into the blocks; returns when done."""
+        ids = self._ids(block_ids)
+        rows = source.to(self.device, non_blocking=True)
+        start = 0
+        for view in self._views:
+            view.index_copy_(0, ids, rows[:, start : start + view.shape[1]])
+            start += view.shape[1]
+        if self.device.type != "cpu":
+            torch.cuda.current_stream(self.device).synchronize()
+
+    def _ids(self, block_ids: Sequence[int]) -> torch.Tensor:
+        self._check(block_ids)
+        return torch.tensor(block_ids, dtype=torch.int64, device=self.device)
+
+    def _check(self, block_ids: Sequence[int]) -> None:
+        wrong = [b for b in block_ids if not 0 <= b < self.num_blocks]
+        if wrong:
+            raise IndexError(f"block ids {wrong[:8]} outside the pool of {self.num_blocks} blocks")
+

@@ -1,0 +1,268 @@
+"""The rank side of the connector, behind vLLM's worker hooks. Knows jobs, never requests.
+
+Hook → action: `bind` (jobs told; leftovers of a step whose saves were never submitted are dropped), `start_loads` → `RankAccept` for
+loads, `submit_stores` → `RankAccept` for stores behind a compute fence, `collect` → `TakeReports`.
+"""
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from kvledger.config import Settings
+from kvledger.errors import ConfigError
+from kvledger.keys import KeySpace
+from kvledger.mooncake.client import StoreClient
+from kvledger.protocol import Breaker, Job, Kind, RankLedger, RankSnapshot, Report
+from kvledger.worker.desk import Desk
+from kvledger.worker.fence import Fence, record_fence
+from kvledger.worker.lanes import Lane
+from kvledger.worker.layout import CacheLayout
+from kvledger.worker.staging import StagingArea
+from kvledger.worker.transfer import Transfer
+
+logger = logging.getLogger(__name__)
+
+STUCK_AFTER_S = 90.0
+"""A job that makes no progress for this long is given up; Mooncake itself gives a batch up after 60 s."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """What one step tells every rank: jobs emitted in it, and ids of loads nobody waits for any more."""
+
+    namespace: str
+    jobs: tuple[Job, ...] = ()
+    cancelled: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class StepResults:
+    """What one rank answers in one step."""
+
+    reports: list[Report] = field(default_factory=list)
+    finished_loads: set[str] = field(default_factory=set)
+    bad_blocks: set[int] = field(default_factory=set)
+
+
+class RankSide:
+    """One rank: its ledger, its lanes, its view of the KV cache. Hooks come from one thread (vLLM's worker loop)."""
+
+    def __init__(self, *, settings: Settings, rank: int, keys: KeySpace, client: StoreClient) -> None:
+        self._settings = settings
+        self._rank = rank
+        self._keys = keys
+        self._client = client
+        self._direct = settings.resolved_transfer_mode == "direct"
+        stuck_after_s = STUCK_AFTER_S + (settings.quarantine_s if self._direct else 0.0)
+        self._desk = Desk(RankLedger(rank=rank, stuck_after_s=stuck_after_s, quarantine_s=settings.quarantine_s))
+        self._lanes: dict[Kind, Lane] = {}
+        self._device = torch.device("cpu")
+        self._fences: dict[int, Fence] = {}
+        self._told: dict[int, Job] = {}
+        self._loads: dict[int, Job] = {}
+        self._given_up: set[int | None] = set()
+        self._results = StepResults()
+        self._closed = False
+
+    # -- start -------------------------------------------------------------
+
+    def register(self, kv_caches: Mapping[str, torch.Tensor], num_blocks: int) -> None:
+        """Lay out the KV cache, register memory with the store, start the lanes (vLLM hook `register_kv_caches`).
+
+        A rank without KV layers starts no lane and drops every job it is told.
+
+        Raises:
+            ConfigError: a layout that is not supported, or a block that fits no batch.
+            StoreError: the store refused to register the memory.
+        """
+        if not kv_caches:
+            logger.warning("rank %d has no KV cache layers: it reports every job as dropped", self._rank)
+            return
+        layout = CacheLayout.from_tensors(kv_caches, num_blocks)
+        self._device = layout.device
+        if self._direct:
+            for address, size in layout.regions():
+                self._client.register(address, size)
+        # One breaker per lane: each is used by its own thread only.
+        self._lanes = {kind: self._lane(kind, layout) for kind in Kind}
+        logger.info(
+            "rank %d: %d blocks of %d bytes in %d runs (%s), %s transfers",
+            self._rank,
+            layout.num_blocks,
+            layout.object_bytes,
+            layout.segments_per_object,
+            layout.describe(),
+            self._settings.resolved_transfer_mode,
+        )
+        for lane in self._lanes.values():
+            lane.start()
+
+    def _lane(self, kind: Kind, layout: CacheLayout) -> Lane:
+        staging = None if self._direct else self._staging(layout)
+        transfer = Transfer(
+            desk=self._desk,
+            client=self._client,
+            layout=layout,
+            keys=self._keys,
+            shard=self._rank,
+            staging=staging,
+            batch_objects=self._direct_batch(layout) if staging is None else staging.slot_capacity,
+            breaker=Breaker(
+                threshold=self._settings.breaker_failures,
+                initial_s=self._settings.breaker_open_s,
+                max_s=60.0,
+            ),
+        )
+        device = layout.device
+
+        def prepare() -> None:
+            if device.type == "cuda":
+                torch.cuda.set_device(device)
+                torch.cuda.set_stream(torch.cuda.Stream(device))
+
+        return Lane(kind, self._desk, lambda job: transfer.run(job, self._fences.pop(job.job_id, Fence(None))), prepare)
+
+    def _staging(self, layout: CacheLayout) -> StagingArea:
+        area = StagingArea(
+            total_bytes=self._settings.staging_bytes // len(Kind),
+            slot_bytes=self._settings.max_batch_bytes,
+            object_bytes=layout.object_bytes,
+            pin_memory=layout.device.type == "cuda",
+            quarantine_s=self._settings.quarantine_s,
+        )
+        area.register(self._client.register)
+        return area
+
+    def _direct_batch(self, layout: CacheLayout) -> int:
+        """Objects per call such that both lanes together stay below the segment and byte limits."""
+        by_segments = self._settings.max_segments_in_flight // len(Kind) // layout.segments_per_object
+        by_bytes = self._settings.max_batch_bytes // layout.object_bytes
+        if min(by_segments, by_bytes) < 1:
+            raise ConfigError(
+                field="transfer_mode",
+                value="direct",
+                remedy=f"one block is {layout.segments_per_object} segments of {layout.object_bytes} bytes together, more "
+                "than max_segments_in_flight / 2 or max_batch_bytes allow; use transfer_mode staged",
+            )
+        return min(by_segments, by_bytes)
+
+    # -- one step ----------------------------------------------------------
+
+    def bind(self, plan: StepPlan) -> None:
+        """A step's jobs are told (vLLM hook `bind_connector_metadata`).
+
+        Raises:
+            ConfigError: the scheduler side names objects in another namespace than this rank.
+        """
+        if plan.namespace != self._keys.namespace:
+            raise ConfigError(
+                field="namespace",
+                value=plan.namespace,
+                remedy=f"rank {self._rank} works in namespace {self._keys.namespace}: scheduler and ranks see different "
+                "model files, settings or hardware; make them equal, or set weights_version",
+            )
+        self._drop_told()
+        self._told = {job.job_id: job for job in plan.jobs}
+        for job in plan.jobs:
+            if job.kind is Kind.LOAD:
+                self._loads[job.job_id] = job
+        for job_id in plan.cancelled:
+            self._desk.cancel(job_id)
+
+    def start_loads(self) -> None:
+        """`RankAccept` for the step's loads; waits for the synchronous ones (vLLM hook `start_load_kv`)."""
+        jobs = self._accept(Kind.LOAD)
+        for job in jobs:
+            if job.sync and not self._desk.wait_over(job.job_id, self._settings.load_timeout_s):
+                logger.warning("job %d: synchronous load gave up after %s s", job.job_id, self._settings.load_timeout_s)
+                self._given_up.add(job.job_id)
+
+    def submit_stores(self, *, forward_failed: bool) -> None:
+        """`RankAccept` for the step's stores behind a compute fence (vLLM hook `wait_for_save`).
+
+        After a forward that raised, nothing of the step may be published: its stores are dropped.
+        """
+        if forward_failed:
+            self._drop_told()
+            return
+        self._accept(Kind.STORE)
+
+    def _accept(self, kind: Kind) -> list[Job]:
+        jobs = [j for j in self._told.values() if j.kind is kind]
+        if not jobs:
+            return jobs
+        lane = self._lanes.get(kind)
+        usable = lane is not None and not self._closed and lane.running not in self._given_up
+        fence = record_fence(self._device) if usable else Fence(None)
+        for job in jobs:
+            del self._told[job.job_id]
+            if usable:
+                self._fences[job.job_id] = fence
+                self._desk.accept(job)
+            else:
+                self._desk.drop(job)
+        return jobs
+
+    def _drop_told(self) -> None:
+        """Jobs told but never submitted (a step whose hook was skipped, a forward that raised) are reported too."""
+        for job in self._told.values():
+            self._desk.drop(job)
+        self._told = {}
+
+    def collect(self) -> None:
+        """Take the reports that are ready, once per step (vLLM hook `get_finished` or `get_transfer_results`)."""
+        reports, given_up = self._desk.collect()
+        self._given_up.update(given_up)
+        self._given_up &= {lane.running for lane in self._lanes.values()}
+        for lane in self._lanes.values():
+            if lane.running in self._given_up:
+                self._desk.drop_queued(lane.kind)
+        for report in reports:
+            self._fences.pop(report.job_id, None)
+            job = self._loads.pop(report.job_id, None)
+            if job is not None:
+                self._results.bad_blocks.update(job.block_ids[p] for p in report.bad)
+                if job.reply_to:
+                    self._results.finished_loads.add(job.reply_to)
+        self._results.reports.extend(reports)
+
+    def take_finished_loads(self) -> set[str]:
+        """Request ids of loads that ended on this rank, each once."""
+        out, self._results.finished_loads = self._results.finished_loads, set()
+        return out
+
+    def take_bad_blocks(self) -> set[int]:
+        """Ids of blocks whose load did not provably arrive, each once, no later than the load's end."""
+        out, self._results.bad_blocks = self._results.bad_blocks, set()
+        return out
+
+    def take_reports(self) -> list[Report]:
+        """`TakeReports`: reports for the scheduler side, each once."""
+        out, self._results.reports = self._results.reports, []
+        return out
+
+    # -- end ---------------------------------------------------------------
+
+    def snapshot(self) -> RankSnapshot:
+        """Figures for gauges and tests."""
+        return self._desk.snapshot()
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Wait until no job is open on this rank."""
+        return self._desk.wait_idle(timeout_s)
+
+    def close(self) -> None:
+        """Drop what is queued, end the lanes, close the client; bounded by `shutdown_timeout_s`. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        deadline = time.monotonic() + self._settings.shutdown_timeout_s
+        for kind in Kind:
+            self._desk.drop_queued(kind)
+        for lane in self._lanes.values():
+            if not lane.stop(max(0.1, deadline - time.monotonic())):
+                logger.warning("rank %d: %s lane is still inside a store call at shutdown", self._rank, lane.kind.value)
+        self._client.close(max(0.1, deadline - time.monotonic()))

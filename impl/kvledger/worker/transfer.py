@@ -1,0 +1,227 @@
+"""One job, from first probe to its result, on one rank. No thread here: a lane calls `run`.
+
+Per block only what provably arrived counts: result list of the right length (the client sees to it), code, byte count. Batches
+bound the bytes and segments in flight. After each wait the job asks the desk whether it may go on: one that was given up touches
+nothing more, because its blocks may belong to someone else by then.
+"""
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from kvledger.keys import KeySpace
+from kvledger.mooncake.client import StoreClient
+from kvledger.mooncake.codes import is_indeterminate, is_no_space, is_store_down
+from kvledger.protocol import Breaker, Job, Kind, Result
+from kvledger.worker.desk import Desk
+from kvledger.worker.fence import Fence
+from kvledger.worker.layout import CacheLayout
+from kvledger.worker.staging import Slot, StagingArea
+
+logger = logging.getLogger(__name__)
+
+
+class GivenUp(Exception):
+    """The job was given up while it ran: it is already reported, and its blocks are no longer ours to touch."""
+
+
+class NoSlot(RuntimeError):
+    """No staging slot is free; the job fails and is retried later."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Running result of a job."""
+
+    unproven: set[int]
+    """Positions not yet proven stored or loaded."""
+    fence: Fence
+    """Passed before blocks are read or written."""
+    result: Result = Result.DONE
+    moving: bool = False
+    """A transfer call is out, or ended without saying that its bytes have stopped moving."""
+    store_down: bool = False
+
+    def note(self, position: int, result: Result, code: int) -> None:
+        """Keep one object's result; the job's is the worst."""
+        if result is Result.DONE:
+            self.unproven.discard(position)
+        self.result = max(self.result, result)
+        self.store_down = self.store_down or (code < 0 and (is_store_down(code) or is_indeterminate(code)))
+
+    def close(self) -> tuple[Result, tuple[int, ...]]:
+        """Result and bad positions; unproven positions make it at least FAILED."""
+        if not self.unproven:
+            return Result.DONE, ()
+        worst = Result.FAILED if self.result is Result.DONE else self.result
+        return worst, tuple(sorted(self.unproven))
+
+
+def classify_put(code: int) -> Result:
+    """Result of one object's put code (0 is stored)."""
+    if code == 0:
+        return Result.DONE
+    if is_no_space(code):
+        return Result.REFUSED
+    return Result.INDETERMINATE if is_indeterminate(code) else Result.FAILED
+
+
+def classify_get(code: int, expected_bytes: int) -> Result:
+    """Result of one object's get code (bytes read, or negative)."""
+    if code == expected_bytes:
+        return Result.DONE
+    return Result.INDETERMINATE if code < 0 and is_indeterminate(code) else Result.FAILED
+
+
+class Transfer:
+    """Runs jobs of one lane against the store. `staging` None means direct mode: the store moves KV blocks itself."""
+
+    def __init__(
+        self,
+        *,
+        desk: Desk,
+        client: StoreClient,
+        layout: CacheLayout,
+        keys: KeySpace,
+        shard: int,
+        staging: StagingArea | None,
+        batch_objects: int,
+        breaker: Breaker,
+    ) -> None:
+        self._desk = desk
+        self._client = client
+        self._layout = layout
+        self._keys = keys
+        self._shard = shard
+        self._staging = staging
+        self._batch_objects = batch_objects
+        self._breaker = breaker
+
+    def run(self, job: Job, fence: Fence) -> None:
+        """Run the job to its one exit."""
+        outcome = Outcome(set(range(len(job.block_ids))), fence)
+        try:
+            if job.kind is Kind.STORE or self._staging is None:
+                fence.wait()
+            self._go_on(job)
+            if self._breaker.allow(time.monotonic()):
+                self._store(job, outcome) if job.kind is Kind.STORE else self._load(job, outcome)
+        except GivenUp:
+            return
+        except NoSlot as e:
+            logger.warning("job %d: %s", job.job_id, e)
+        except Exception as e:  # the store's client may raise anything; a job must still be reported
+            logger.warning("job %d: %s failed: %s: %.500s", job.job_id, job.kind.value, type(e).__name__, e)
+            outcome.result = Result.INDETERMINATE if outcome.moving else max(outcome.result, Result.FAILED)
+            outcome.store_down = True
+        self._exit(job, outcome)
+
+    def _exit(self, job: Job, outcome: Outcome) -> None:
+        result, bad = outcome.close()
+        if outcome.store_down:
+            self._breaker.failure(time.monotonic())
+        elif result in (Result.DONE, Result.REFUSED):
+            self._breaker.success()
+        if outcome.moving and self._staging is None:
+            self._desk.quarantine(job.job_id, bad)
+        else:
+            self._desk.finish(job.job_id, result, bad)
+
+    def _go_on(self, job: Job, *, guarded: bool = False) -> None:
+        if not self._desk.proceed(job.job_id, guarded=guarded):
+            raise GivenUp
+
+    def _batches(self, job: Job, positions: Sequence[int], outcome: Outcome) -> Iterator[Sequence[int]]:
+        """Batches of positions, as long as everything goes well and the job is still ours."""
+        for start in range(0, len(positions), self._batch_objects):
+            if outcome.result is not Result.DONE:
+                return
+            self._go_on(job)
+            yield positions[start : start + self._batch_objects]
+
+    def _names(self, job: Job, positions: Sequence[int]) -> list[str]:
+        return [
+            self._keys.object_key(shard=self._shard, group=job.group, block_hash=job.hashes[p], epoch=job.epoch)
+            for p in positions
+        ]
+
+    # A failed batch ends a store (what is left is retried as a new job) and a load (vLLM recomputes from the first bad
+    # block on).
+
+    def _store(self, job: Job, outcome: Outcome) -> None:
+        for batch in self._batches(job, self._absent(job, outcome), outcome):
+            for position, code in zip(batch, self._put(job, batch, outcome), strict=True):
+                outcome.note(position, classify_put(code), code)
+
+    def _load(self, job: Job, outcome: Outcome) -> None:
+        for batch in self._batches(job, range(len(job.block_ids)), outcome):
+            for position, code in zip(batch, self._get(job, batch, outcome), strict=True):
+                outcome.note(position, classify_get(code, self._layout.object_bytes), code)
+
+    def _absent(self, job: Job, outcome: Outcome) -> list[int]:
+        """Positions whose object the store does not hold; marks the others stored. A probe moves no bytes."""
+        positions = range(len(job.block_ids))
+        answers = self._client.exists(self._names(job, positions))
+        for position, answer in zip(positions, answers, strict=True):
+            if answer != 0:
+                outcome.note(position, Result.DONE if answer == 1 else Result.FAILED, answer)
+        return [p for p, answer in zip(positions, answers, strict=True) if answer == 0]
+
+    def _put(self, job: Job, batch: Sequence[int], outcome: Outcome) -> list[int]:
+        blocks = [job.block_ids[p] for p in batch]
+        with self._place(blocks, outcome) as (slot, pointers, sizes):
+            if slot is not None:
+                self._layout.gather(blocks, slot.rows[: len(blocks)])
+                self._go_on(job)  # given up meanwhile: the gathered bytes may be another request's
+            outcome.moving = True
+            codes = self._client.put(self._names(job, batch), pointers, sizes)
+            outcome.moving = any(is_indeterminate(c) for c in codes)
+        return codes
+
+    def _get(self, job: Job, batch: Sequence[int], outcome: Outcome) -> list[int]:
+        blocks = [job.block_ids[p] for p in batch]
+        with self._place(blocks, outcome) as (slot, pointers, sizes):
+            outcome.moving = True
+            codes = self._client.get(self._names(job, batch), pointers, sizes)
+            outcome.moving = any(c < 0 and is_indeterminate(c) for c in codes)
+            if slot is not None:
+                outcome.fence.wait()  # an earlier step may still write the target blocks
+                self._fill(job, blocks, codes, slot)
+        return codes
+
+    def _fill(self, job: Job, blocks: Sequence[int], codes: Sequence[int], slot: Slot) -> None:
+        """Copy what arrived from the slot into the blocks, in a stage that is not given up halfway."""
+        good = [i for i, c in enumerate(codes) if c == self._layout.object_bytes]
+        if not good:
+            return
+        rows = slot.rows[: len(blocks)] if len(good) == len(blocks) else slot.rows[torch.tensor(good)]
+        self._go_on(job, guarded=True)
+        self._layout.scatter([blocks[i] for i in good], rows)
+        self._go_on(job)
+
+    @contextmanager
+    def _place(
+        self, blocks: Sequence[int], outcome: Outcome
+    ) -> Iterator[tuple[Slot | None, list[list[int]], list[list[int]]]]:
+        """Where the store reads or writes: a staging slot, or the blocks' own runs (direct mode).
+
+        A slot whose bytes may still move goes to quarantine instead of back.
+        """
+        if self._staging is None:
+            parts = [self._layout.segments(b) for b in blocks]
+            yield None, [pointers for pointers, _ in parts], [sizes for _, sizes in parts]
+            return
+        slot = self._staging.take(time.monotonic())
+        if slot is None:
+            raise NoSlot("every staging slot is in quarantine after transfers that never ended")
+        try:
+            yield slot, [[slot.pointer(i)] for i in range(len(blocks))], [[self._layout.object_bytes]] * len(blocks)
+        finally:
+            if outcome.moving:
+                self._staging.quarantine(slot, time.monotonic())
+            else:
+                self._staging.give_back(slot)

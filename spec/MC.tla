@@ -1,0 +1,12 @@
+--------------------------------- MODULE MC ---------------------------------
+(* Small constants for MC.cfg and its sisters. *)
+EXTENDS MooncakeStoreProps
+
+TwoPrompts == {<<"a", "b">>, <<"a", "c">>}       \* share their first block
+OnePrompt == {<<"a", "b">>}
+ShortPrompts == {<<"a">>, <<"c">>}               \* share nothing
+OneShort == {<<"a">>}
+None == {}
+OnlyFull == {FALSE}
+NoRefusal(k, j) == {{}}
+=============================================================================

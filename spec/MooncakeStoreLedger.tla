@@ -1,0 +1,82 @@
+------------------------ MODULE MooncakeStoreLedger ------------------------
+(* kvledger's scheduler side: what its functions decide.  These operators carry the names used in
+   docs/protocol.md; the actions of MooncakeStore.tla apply them where vLLM calls the hook.
+   Everything here is a pure function of the state: no primes.                                    *)
+EXTENDS MooncakeStoreTypes
+
+(* BeginGeneration: a fresh tracker.  vLLM hook: update_state_after_alloc at an admission from zero. *)
+BeginGeneration(g, ld) == [gen |-> g, front |-> 0, retry |-> {}, load |-> ld, att |-> 0]
+
+(* EndGeneration: a request listed as preempted loses its tracker t, unless t is of the generation g that the
+   request has now (same-step resume).  vLLM hook: preempted_req_ids in build_connector_meta.                 *)
+EndGeneration(x, t, g) == IF x \in preempted /\ t.gen # g THEN NoTrk ELSE t
+
+(* Which blocks of a generation may be stored: t tracker, T block table, n full blocks after this step.
+   Nothing while a load is pending, nothing on top of a sync load that some rank has not reported.      *)
+Storable(t, T, n) ==
+  IF t.gen = 0 \/ t.load \in {"pending", "tainted"} \/ Range(T) \cap SyncTargets # {} THEN 0 ELSE n
+
+(* EmitStore: of the due blocks, those not stored nor on their way, as many as the pin budget takes. *)
+Due(t, n) == {i \in 1..n : i > t.front \/ i \in t.retry}
+Want(t, p, n) == {i \in Due(t, n) : p[i] \notin known /\ ~HashInFlight(p[i])}
+WithinBudget(B) == Cardinality(Pinned \cup B) <= MaxPinned
+Take(t, T, p, n) ==
+  {i \in Want(t, p, n) : nextJob <= MaxJob /\ WithinBudget({T[x] : x \in {x \in Want(t, p, n) : x <= i}})}
+Waits(t, T, p, n) == {i \in Want(t, p, n) \ Take(t, T, p, n) : i > t.front}
+NewFront(t, T, p, n) == IF Waits(t, T, p, n) # {} THEN Min(Waits(t, T, p, n)) - 1 ELSE Max({t.front, n})
+NewRetry(t, T, p, n) ==       \* still due: did not fit, or the same hash is in flight for another job
+  {i \in 1..NewFront(t, T, p, n) : /\ i > t.front \/ i \in t.retry
+                                   /\ i \notin Take(t, T, p, n)
+                                   /\ i <= n => p[i] \notin known}
+EmitStore(r, t, T, p, n) ==
+  IF Take(t, T, p, n) = {} THEN NoJob
+  ELSE [kind |-> "store", req |-> r, gen |-> t.gen, sync |-> FALSE,
+        items |-> {<<i, T[i], p[i]>> : i \in Take(t, T, p, n)}]
+AfterEmit(t, T, p, n) ==
+  [t EXCEPT !.front = NewFront(t, T, p, n), !.retry = NewRetry(t, T, p, n)]
+
+(* EmitLoad: one job on exactly the target blocks.  Their owner is the request; nothing is pinned. *)
+EmitLoad(r, t, items, sync) ==
+  IF t.load # "pending" THEN NoJob
+  ELSE [kind |-> "load", req |-> r, gen |-> t.gen, sync |-> sync, items |-> items]
+
+(* What a job holds: one block-pool reference on every block that a store reads. *)
+Pins(J) == IF J.kind = "store" THEN BlocksOf(J.items) ELSE {}
+
+(* ApplyReport: who has reported j once the output of the oldest step is in.  A report of a rank already heard,
+   or for a job that is not live, changes nothing (in the code: ProtocolError).                                *)
+Reporters(j) == {k \in Ranks : <<k, j>> \in pipe[1].rep}
+Heard(j) == IF j \in Live THEN Reporters(j) \ led[j].rep ELSE {}
+Count(j) == led[j].cnt + Cardinality(Heard(j))
+BadOf(j) == led[j].bad \cup UNION {rk[k][j].bad : k \in Heard(j)}
+Complete(j) == j \in Live /\ Count(j) = Cardinality(Ranks)
+ApplyReport(j) ==
+  IF Complete(j) THEN [st |-> "done", held |-> {}, rep |-> {}, cnt |-> 0, bad |-> {}]
+  ELSE [led[j] EXCEPT !.rep = @ \cup Heard(j), !.cnt = Count(j), !.bad = BadOf(j)]
+
+(* Retry: failed blocks go back to the tracker of the generation that issued them, if it still stands. *)
+Current(j, t) == job[j].gen = t.gen
+Failed(t) == UNION {BadOf(j) : j \in {j \in JobIds : Complete(j) /\ job[j].kind = "store" /\ Current(j, t)}}
+AfterReports(t) ==
+  IF Failed(t) # {} /\ t.att < MaxAttempts THEN [t EXCEPT !.retry = @ \cup Failed(t), !.att = @ + 1] ELSE t
+
+(* LoadFinished: the load job of generation t is over, g says whether all of it arrived. *)
+LoadFinished(t, sync, g) ==
+  IF g THEN [t EXCEPT !.load = "none"] ELSE [t EXCEPT !.load = IF sync THEN "tainted" ELSE "failed"]
+
+(* The answers of has_pending_block_frees and has_pending_push_work. *)
+PinsOn(b) == Cardinality({j \in Live : b \in led[j].held})
+HasPendingBlockFrees == ~stalled /\ \E b \in Pinned : ref[b] = PinsOn(b)
+HasPendingPushWork == Live # {}
+
+(* get_num_new_matched_tokens: blocks beyond the local prefix l that every rank's shard of the store has. *)
+LocalHit(p) == MaxOr({n \in 1..(Len(p) - 1) : \A i \in 1..n : \E b \in Blocks : cached[b] = p[i]}, 0)
+InStore(h) == \A k \in Ranks : store[k][h] # NoObj
+LoadsAllowed == DeferFree \/ Depth = 1           \* W-03: a producer under async scheduling must not load
+ExternalHit(r, p, l) ==
+  IF nohit[r] \/ ~LoadsAllowed \/ nextJob > MaxJob THEN 0
+  ELSE MaxOr({n \in 1..(Len(p) - 1 - l) : \A i \in (l + 1)..(l + n) : InStore(p[i])}, 0)
+Missed(p, l) ==                                  \* what the lookup found missing is not believed to be stored any more
+  {p[i] : i \in {i \in (l + 1)..(Len(p) - 1) : ~InStore(p[i]) /\ \A x \in (l + 1)..(i - 1) : InStore(p[x])}}
+
+=============================================================================

@@ -1,0 +1,85 @@
+------------------------- MODULE MooncakeStoreProps -------------------------
+(***************************************************************************)
+(* What must hold.  Safety first (a bad thing never happens), then sanity  *)
+(* (the model's own bookkeeping), then liveness (a good thing happens).    *)
+(***************************************************************************)
+EXTENDS MooncakeStore
+
+-----------------------------------------------------------------------------
+(* SAFETY *)
+
+(* No memory is given away while a transfer uses it: a block that is being read by a store, or written by a load,
+   is neither free nor in the block table of a request to which it means something else.                       *)
+Shared(b, h) == \A r \in Reqs, i \in Idx : tbl[r][i] = b => rp[r][i] = h /\ i <= full[r]
+PinnedNotFreed ==
+  \A t \in dma : \A x \in job[t[2]].items : x[1] = t[3] =>
+    /\ ref[x[2]] > 0
+    /\ IF job[t[2]].kind = "load" /\ ~job[t[2]].sync
+       THEN \A r \in Reqs : x[2] \in Range(tbl[r]) => r = job[t[2]].req
+       ELSE Shared(x[2], x[3])
+
+(* The store never holds wrong bytes: whatever lies under a key is what a correct computation gives for that key
+   with the weights in use now.                                                                               *)
+NoPoison == \A k \in Ranks, h \in Hashes : store[k][h] \in {NoObj, Right(h)}
+
+(* No request goes on with bytes that did not arrive: every block that counts as computed holds its right bytes on
+   every rank, except where a step in flight is still to write it or a load has not been reported yet.            *)
+Unsettled(b) == \/ \E s \in InFlight : \E x \in pipe[s].wr : x[1] = b
+                \/ \E j \in Live : job[j].kind = "load" /\ b \in BlocksOf(job[j].items)
+NoWrongBytesUsed ==
+  \A r \in Reqs : \A i \in 1..full[r] : Unsettled(tbl[r][i]) \/ \A k \in Ranks : mem[k][tbl[r][i]] = Right(rp[r][i])
+
+(* References are exact: a block has one reference per request that owns it and one per store job that reads it.
+   Too few: it is given away too early.  Too many: it is lost for ever.                                       *)
+RefsExact ==
+  \A b \in Blocks : ref[b] = Cardinality({r \in Reqs : b \in Range(tbl[r])})
+                             + Cardinality({j \in JobIds : \E x \in job[j].items : /\ x[2] = b
+                                                                                   /\ job[j].kind = "store"
+                                                                                   /\ led[j].st = "live"})
+
+(* Each rank's report of a job is counted exactly once, and a job counts as over only when every rank has reported. *)
+ReportedOnce ==
+  \A j \in JobIds : /\ led[j].cnt = Cardinality(led[j].rep)
+                    /\ j \in Live => led[j].rep = {k \in Ranks : rk[k][j].st = "gone"}
+                    /\ led[j].st = "done" => \A k \in Ranks : rk[k][j].st = "gone"
+
+(* The budget of pinned blocks is kept, so that saving can never take the whole pool. *)
+BudgetKept == Cardinality(Pinned) <= MaxPinned
+
+(* A report of an older generation changes nothing for the generation that follows it: retries grow only by a job
+   that this very generation has issued.                                                                         *)
+OldGenerationHarmless ==
+  [][\A r \in Reqs : (trk[r].gen # 0 /\ trk'[r].gen = trk[r].gen /\ trk'[r].att > trk[r].att)
+                     => \E j \in Live : job[j].gen = trk[r].gen /\ led'[j].st = "done"]_vars
+
+(* After a successful reset nothing older is served: a hit is offered only on objects made with the weights in use. *)
+ResetForgets == \A k \in Ranks, h \in Hashes : store[k][h] = NoObj \/ store[k][h][2] = epoch
+
+(* A request whose load failed is not offered a hit again. *)
+FailedHitNotOffered ==
+  [][\A r \in Reqs : nohit[r] /\ nohit'[r] => trk'[r].load # "pending" \/ trk[r].load = "pending"]_vars
+
+-----------------------------------------------------------------------------
+(* SANITY *)
+
+(* An admitted request has the tracker of its own generation: none is lost, none is left over from before. *)
+TrackerCurrent == \A r \in Reqs : rst[r] \in {"running", "loading"} => trk[r].gen = rgen[r] /\ rgen[r] # 0
+
+(* A request that waits for a load has a load job that somebody will report. *)
+LoadHasJob == \A r \in Reqs : rst[r] \in {"loading", "zombie"} =>
+                Cardinality({j \in Live : job[j].kind = "load" /\ job[j].req = r}) = 1
+
+(* What is to be retried was issued, or at least looked at, before. *)
+RetryIssued == \A r \in Reqs : trk[r].retry \subseteq 1..trk[r].front
+
+(* Only jobs that are running or in quarantine move bytes. *)
+DmaHasJob == \A t \in dma : rk[t[1]][t[2]].st \in {"running", "quar"}
+
+-----------------------------------------------------------------------------
+(* LIVENESS, under the fairness of MC*.tla and after the environment has become calm *)
+
+PinsReleased == []<>(Pinned = {})                                  \* every pin is given back
+BlocksComeBack == []<>(\A b \in Blocks : ref[b] = 0)               \* every block comes back when nothing runs
+RequestsFinish == []<>(\A r \in Reqs : rst[r] = "none")            \* every request ends
+EngineIdles == <>[](InFlight = {} /\ ~HasPendingPushWork)          \* the engine goes idle and stays so
+=============================================================================

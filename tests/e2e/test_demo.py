@@ -1,0 +1,87 @@
+"""The main job on real parts: real vLLM, a real model, a real Mooncake store, as a person runs it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+BOUND_S = 420
+LONGEST_STEP_S = 30.0  # far above a step of the model, far below a wait without bound
+
+
+def run_demo(folder: Path, *arguments: str, **environment: str) -> tuple[int, dict[str, Any], str]:
+    """Exit code, figures and all output of one quick run."""
+    figures = folder / "figures.json"
+    run = subprocess.run(
+        [sys.executable, "-m", "demo", "--quick", "--json", str(figures), *arguments],
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=BOUND_S,
+    )
+    values = json.loads(figures.read_text()) if figures.exists() else {}
+    return run.returncode, values, run.stdout
+
+
+def assert_all_holds(code: int, values: dict[str, Any], output: str) -> None:
+    """What every good run must show, whatever its options."""
+    assert values, output
+    assert values["faults"] == [], output
+    assert code == 0, output
+    assert values["outputs_equal"] is True
+    assert values["objects_audited"] > 0
+    assert values["objects_poisoned"] == 0
+    assert values["blocks_pinned_at_end"] == 0
+    assert values["blocks_pinned_max"] > 0
+    assert values["hit_tokens"] > 0
+    assert values["preemptions"] > 0
+    assert values["store_jobs"]["DONE"] > 0
+    assert values["load_jobs"]["DONE"] > 0
+    assert values["ttft_cold_s"] > 0
+    assert values["ttft_warm_s"] > 0
+
+
+@pytest.mark.timeout(BOUND_S)
+@pytest.mark.parametrize(
+    ("arguments", "environment"),
+    [
+        pytest.param([], {}, id="one-rank"),
+        pytest.param(["--tp", "2"], {}, id="two-ranks"),
+        pytest.param(["--store-delay", "50"], {}, id="slow-store"),
+        pytest.param(["--load-sync"], {"PYTHONOPTIMIZE": "1"}, id="synchronous-loads-under-O"),
+    ],
+)
+def test_main_job(arguments: list[str], environment: dict[str, str], tmp_path: Path) -> None:
+    assert_all_holds(*run_demo(tmp_path, *arguments, **environment))
+
+
+@pytest.mark.timeout(BOUND_S)
+def test_killed_master_costs_hits_and_nothing_else(tmp_path: Path) -> None:
+    code, values, output = run_demo(tmp_path, "--kill-master")
+    assert values, output
+    assert values["faults"] == [], output
+    assert code == 0, output
+    assert values["store_killed"] is True
+    assert values["outputs_equal"] is True
+    assert values["requests_failed"] == 0
+    assert values["blocks_pinned_at_end"] == 0
+    assert values["engines_idle"] is True
+    assert values["longest_step_s"] < LONGEST_STEP_S
+
+
+@pytest.mark.timeout(BOUND_S)
+def test_the_audit_sees_pins_released_early(tmp_path: Path) -> None:
+    """The negative control: the same job on a connector that lets go of its pins at once must fail the audit."""
+    twin = "tests.twins.early_release:EarlyReleaseConnector"
+    code, values, output = run_demo(tmp_path, "--connector", twin, "--store-delay", "50")
+    assert values, output
+    assert values["objects_poisoned"] > 0, output
+    assert code == 1, output
