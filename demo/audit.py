@@ -142,7 +142,7 @@ def main() -> None:
         if count % step == 0:
             progress.send("audited", count=count, total=len(keys))
 
-    expected = Expected(Path(order["dump_dir"]), order["dump"])
+    expected = Expected(Path(order["dump"]["folder"]), order["dump"])
     findings = audit(keys, store.get, expected, order["dump"]["dtype"], seen=seen)
     Path(order["result"]).write_text(json.dumps(findings.as_dict()))
     store.close()

@@ -29,25 +29,31 @@ ABOUT = {
 
 @dataclasses.dataclass(slots=True)
 class Driver:
-    """Runs one plan in ``folder`` (orders, results, logs, the store's files, the reference KV)."""
+    """Runs one plan in ``folder`` (orders, results, logs, the store's files). The reference run's outputs and KV are
+    kept in ``references``, and not made again when they are there."""
 
     plan: Plan
     folder: Path
+    references: Path
     say: Say
     started: float = dataclasses.field(default_factory=time.monotonic)
 
     def run(self) -> dict[str, Any]:
         from kvledger.mooncake.embedded import list_keys, running_embedded
 
-        runs = {"reference": self.engine("reference", dump_dir=self.folder)}
+        runs = {"reference": self.reference()}
         with running_embedded(self.folder / "store", SEGMENT_BYTES) as store:
             self.tell("store", f"a Mooncake store of {SEGMENT_BYTES >> 30} GiB runs on {store.master_address}")
             findings = None
             if self.plan.kill_master:
+
+                def kill_master() -> None:
+                    os.kill(store.master_pid, signal.SIGKILL)
+
                 runs["cold"] = self.engine(
                     "cold",
                     store_address=store.master_address,
-                    on_share=lambda: os.kill(store.master_pid, signal.SIGKILL),
+                    on_share=kill_master,
                 )
                 return report.summarize(self.plan, runs, findings)
             runs["cold"] = self.engine("cold", store_address=store.master_address)
@@ -55,6 +61,20 @@ class Driver:
             dump = self.complete(runs)
             findings = self.audit(store.master_address, list_keys(store.metrics_port), dump)
         return report.summarize(self.plan, runs, findings)
+
+    def reference(self) -> dict[str, Any]:
+        """What every output and every object should be, from this run or an earlier one of the same plan."""
+        home = self.references / f"reference-{self.plan.reference_key()}"
+        done = home / "reference.json"
+        if done.exists():
+            self.tell("reference", f"from an earlier run: {home}")
+        else:
+            home.mkdir(parents=True, exist_ok=True)
+            result = self.engine("reference", dump_dir=home)
+            result["dump"]["folder"] = str(home)
+            done.write_text(json.dumps(result))
+        kept: dict[str, Any] = json.loads(done.read_text())
+        return kept
 
     def tell(self, phase: str, text: str) -> None:
         self.say(f"{time.monotonic() - self.started:6.1f} s  {phase:<9}  {text}")
@@ -107,12 +127,12 @@ class Driver:
             return reference["dump"]  # type: ignore[no-any-return]
         self.tell("reference", f"once more, for the KV of {len(strange)} sequences that came out differently")
         again = self.engine("reference", name="reference-again", dump_dir=self.folder, also_prefill=strange)
-        return again["dump"]  # type: ignore[no-any-return]
+        return {**again["dump"], "folder": str(self.folder)}
 
     def audit(self, address: str, keys: list[str], dump: dict[str, Any]) -> dict[str, Any]:
         self.tell("audit", f"every object in the store against the reference KV: {len(keys)} objects")
         result = self.folder / "audit.json"
-        order = {"keys": keys, "store_address": address, "dump_dir": str(self.folder), "dump": dump}
+        order = {"keys": keys, "store_address": address, "dump": dump}
         path = self.folder / "audit.order.json"
         path.write_text(json.dumps(order | {"result": str(result)}))
 

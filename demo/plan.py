@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -31,6 +32,11 @@ class Plan:
     load_sync: bool = False
     transfer_mode: str | None = None
     kill_master: bool = False
+
+    def reference_key(self) -> str:
+        """What the reference engine's results depend on; nothing of the connector, the store or the tiny pool."""
+        facts = [self.model, self.tensor_parallel, self.num_prompts, self.max_new_tokens, self.dtype]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))

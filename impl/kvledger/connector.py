@@ -20,9 +20,9 @@ from kvledger.errors import ConfigError, ProtocolError
 from kvledger.groups import GroupPlan, plan_groups
 from kvledger.keys import KeySpace
 from kvledger.metadata import LedgerMetadata, LedgerWorkerMetadata
-from kvledger.mooncake.client import MooncakeClient, StoreClient
+from kvledger.mooncake.client import MooncakeClient
 from kvledger.mooncake.embedded import EmbeddedStore, ensure_embedded
-from kvledger.mooncake.faults import FaultyStore
+from kvledger.mooncake.faults import with_configured_faults
 from kvledger.namespace import build_keys
 from kvledger.protocol import Breaker
 from kvledger.scheduler.lookup import LookupService
@@ -95,9 +95,7 @@ class MooncakeLedgerConnector(KVConnectorBase_V1, SupportsHMA):
                 shards=plan.num_ranks,
                 chunk_blocks=settings.lookup_chunk_blocks,
                 timeout_s=settings.lookup_timeout_s,
-                breaker=Breaker(
-                    threshold=settings.breaker_failures, initial_s=settings.breaker_open_s, max_s=60.0
-                ),
+                breaker=Breaker(threshold=settings.breaker_failures, initial_s=settings.breaker_open_s, max_s=60.0),
             )
         may_save = config.kv_role in ("kv_producer", "kv_both")
         return SchedulerSide(settings=settings, plan=plan, keys=keys, lookups=lookups, may_save=may_save)
@@ -114,12 +112,10 @@ class MooncakeLedgerConnector(KVConnectorBase_V1, SupportsHMA):
         from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
         rank = int(get_tensor_model_parallel_rank())
-        client: StoreClient = MooncakeClient.connect(
+        client = MooncakeClient.connect(
             settings, segment_bytes=settings.rank_segment_bytes, buffer_bytes=0, name=f"rank{rank}"
         )
-        if settings.fault_delay_ms > 0:
-            client = FaultyStore(client, delay_s=settings.fault_delay_ms / 1000)
-        return RankSide(settings=settings, rank=rank, keys=keys, client=client)
+        return RankSide(settings=settings, rank=rank, keys=keys, client=with_configured_faults(client, settings))
 
     @property
     def scheduler_side(self) -> SchedulerSide:
@@ -203,7 +199,9 @@ class MooncakeLedgerConnector(KVConnectorBase_V1, SupportsHMA):
         ordered = {name: kv_caches[name] for name in self._plan.layer_names if name in kv_caches}
         if len(ordered) != len(kv_caches):
             extra = sorted(set(kv_caches) - set(ordered))
-            raise ConfigError(field="kv_caches", value=extra[:4], remedy="layers outside the KV cache group; not supported")
+            raise ConfigError(
+                field="kv_caches", value=extra[:4], remedy="layers outside the KV cache group; not supported"
+            )
         self.rank_side.register(ordered, self._plan.num_blocks)
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPlan:
-    """The one group: `block_size` tokens per block, `hashes_per_block` vLLM hashes per block (the last one names it)."""
+    """The one group: `block_size` tokens per block, `hashes_per_block` vLLM hashes per block (the last one names
+    it)."""
 
     block_size: int
     hashes_per_block: int
@@ -50,7 +51,9 @@ def plan_groups(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> 
     parallel = vllm_config.parallel_config
     for name in ("pipeline_parallel_size", "prefill_context_parallel_size", "decode_context_parallel_size"):
         if getattr(parallel, name, 1) > 1:
-            raise ConfigError(field=name, value=getattr(parallel, name), remedy="only 1 is supported; use tensor parallelism")
+            raise ConfigError(
+                field=name, value=getattr(parallel, name), remedy="only 1 is supported; use tensor parallelism"
+            )
     block_size = groups[0].kv_cache_spec.block_size
     hash_block_size = kv_cache_config.hash_block_size or block_size
     if block_size % hash_block_size:

@@ -1,8 +1,8 @@
 """The key space: which object in the store holds which bytes.
 
-Key: `kvl1@[<cache_prefix>@]<fingerprint>[.<epoch>]@r<rank shard>@g<group>@<block hash in hex>`. Two engines share objects exactly
-when everything that decides the bytes is equal, because all of it is in the fingerprint. Tokens are never hashed here: block
-hashes come from vLLM, which covers tokens, parents, LoRA, multimodal inputs and salt.
+Key: `kvl1@[<cache_prefix>@]<fingerprint>[.<epoch>]@r<rank shard>@g<group>@<block hash in hex>`. Two engines share
+objects exactly when everything that decides the bytes is equal, because all of it is in the fingerprint. Tokens are
+never hashed here: block hashes come from vLLM, which covers tokens, parents, LoRA, multimodal inputs and salt.
 """
 
 import hashlib

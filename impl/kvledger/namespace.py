@@ -1,7 +1,7 @@
 """The namespace fingerprint: everything that decides what the bytes under a key mean.
 
-Both sides compute it alone, from the same configuration, so lookups and ranks always agree. Two engines with any difference in it
-never see each other's objects.
+Both sides compute it alone, from the same configuration, so lookups and ranks always agree. Two engines with any
+difference in it never see each other's objects.
 """
 
 import hashlib
@@ -27,8 +27,8 @@ _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".gguf")
 def weights_identity(model: str) -> str:
     """A content digest of a local model folder: `config.json`, and size and samples of every weight file.
 
-    Samples (16 × 64 KiB per file) make new weights under the old path a new namespace without reading them all. Empty for a
-    model that is not a local folder: there the name and revision identify it.
+    Samples (16 × 64 KiB per file) make new weights under the old path a new namespace without reading them all. Empty
+    for a model that is not a local folder: there the name and revision identify it.
     """
     folder = Path(model)
     if not folder.is_dir():
@@ -45,12 +45,13 @@ def weights_identity(model: str) -> str:
 
 
 def _cache_form(vllm_config: "VllmConfig") -> dict[str, Any]:
-    """What the attention backend makes of the cache's bytes beyond its shape (CPU kernels pack keys by instruction set)."""
+    """What the attention backend makes of the cache's bytes beyond its shape (CPU kernels pack keys by instruction
+    set)."""
     device = str(vllm_config.device_config.device_type)
     form: dict[str, Any] = {"device": device}
     if device == "cpu":
         form["machine"] = platform.machine()
-        form["amx"] = torch.cpu._is_amx_tile_supported()
+        form["amx"] = torch.cpu._is_amx_tile_supported()  # noqa: SLF001 - vLLM asks the same
     attention = getattr(vllm_config, "attention_config", None)
     form["backend"] = str(getattr(attention, "backend", None))
     return form

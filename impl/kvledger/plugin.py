@@ -7,5 +7,5 @@ def register() -> None:
     """Register the connector with vLLM's factory, once per process."""
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
-    if NAME not in KVConnectorFactory._registry:
+    if NAME not in KVConnectorFactory._registry:  # noqa: SLF001 - vLLM offers no other question
         KVConnectorFactory.register_connector(NAME, "kvledger.connector", NAME)

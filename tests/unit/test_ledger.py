@@ -107,7 +107,6 @@ class TestPins:
 
         assert store(ledger, "b", 5).block_ids == (13, 14)
 
-
     def test_a_block_left_to_another_job_is_stored_after_that_job_failed(self):
         ledger = make_ledger(num_ranks=1)
         ledger.begin_generation("a")

@@ -138,12 +138,12 @@ def test_any_input_is_accepted_or_refused_without_change_and_each_job_reports_on
         action = rng.choice(
             [
                 lambda j=job_id: (rank.accept(make_job(j)), told.add(j)),
-                lambda: rank.start(Kind.STORE, now),
+                lambda t=now: rank.start(Kind.STORE, t),
                 lambda j=job_id: rank.finish(j, Result.FAILED, (0,)),
-                lambda j=job_id: rank.quarantine(j, (0,), now),
+                lambda j=job_id, t=now: rank.quarantine(j, (0,), t),
                 lambda j=job_id: rank.cancel(j),
-                lambda j=job_id: rank.proceed(j, now),
-                lambda: rank.expire(now),
+                lambda j=job_id, t=now: rank.proceed(j, t),
+                lambda t=now: rank.expire(t),
             ]
         )
         before = rank.snapshot()

@@ -145,9 +145,7 @@ class Ledger:
             ProtocolError: no current generation, or its load is already pending or loaded.
         """
         tracker = self._tracker(request_id, "EmitLoad")
-        job = self._make_job(
-            Kind.LOAD, tracker, block_ids, hashes, reply_to="" if sync else request_id, sync=sync
-        )
+        job = self._make_job(Kind.LOAD, tracker, block_ids, hashes, reply_to="" if sync else request_id, sync=sync)
         tracker.move_load("EmitLoad", job.job_id)
         tracker.load_job = job.job_id
         if sync:

@@ -176,9 +176,7 @@ class RankLedger:
     def _move(self, entry: RankJob, action: str) -> None:
         new = RANK_LIFE.get((entry.life, action))
         if new is None:
-            raise ProtocolError(
-                f"job is {entry.life.value}", job_id=entry.job.job_id, rank=self._rank, action=action
-            )
+            raise ProtocolError(f"job is {entry.life.value}", job_id=entry.job.job_id, rank=self._rank, action=action)
         entry.life = new
 
     def _report(self, entry: RankJob, action: str, result: Result, bad: tuple[int, ...]) -> None:

@@ -1,8 +1,8 @@
 """Which admission of which request object is the current one: generations at vLLM's interface.
 
-vLLM counts preemptions on the request object, also those of `reset_prefix_cache(reset_running_requests=True)`, and lists the id as
-preempted only after it may have re-admitted the request in the same schedule (contract G7). Object identity plus that count
-tells generations apart without a set of our own that could drift.
+vLLM counts preemptions on the request object, also those of `reset_prefix_cache(reset_running_requests=True)`, and
+lists the id as preempted only after it may have re-admitted the request in the same schedule (contract G7). Object
+identity plus that count tells generations apart without a set of our own that could drift.
 """
 
 from dataclasses import dataclass

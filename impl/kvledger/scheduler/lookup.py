@@ -1,7 +1,7 @@
 """Lookups beyond the local hit: how many leading blocks the store holds, for every rank.
 
-Own thread and own store client (no memory contributed, no socket to rank 0). The scheduler thread waits at most its step's allowance,
-then answers None; a lookup that misses its deadline, fails, or finds the breaker open is a miss.
+Own thread and own store client (no memory contributed, no socket to rank 0). The scheduler thread waits at most its
+step's allowance, then answers None; a lookup that misses its deadline, fails, or finds the breaker open is a miss.
 """
 
 import logging
@@ -105,7 +105,7 @@ class LookupService:
                 continue  # nobody waits any more; the asker counts it
             try:
                 self._run(lookup)
-            except Exception as e:  # a lookup must never end the thread: it is a miss
+            except Exception as e:  # noqa: BLE001 - a lookup must never end the thread: it is a miss
                 logger.warning("lookup failed, counted as a miss: %s: %.300s", type(e).__name__, e)
                 self.counters.failed += 1
                 self._failure()
@@ -135,7 +135,9 @@ class LookupService:
     def _probe(self, chunk: Sequence[bytes], epoch: str) -> tuple[int, bool]:
         """Leading blocks of the chunk that every shard has, and whether the store failed to answer."""
         names = [
-            self._keys.object_key(shard=s, group=0, block_hash=h, epoch=epoch) for h in chunk for s in range(self._shards)
+            self._keys.object_key(shard=s, group=0, block_hash=h, epoch=epoch)
+            for h in chunk
+            for s in range(self._shards)
         ]
         self.counters.keys += len(names)
         answers = self._client.exists(names)

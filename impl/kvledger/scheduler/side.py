@@ -1,8 +1,8 @@
 """The scheduler side behind vLLM's hooks: translates vLLM's objects for the ledger and its decisions back. One thread.
 
-Hook → action: `get_num_new_matched_tokens` → lookup; `update_state_after_alloc` → `BeginGeneration`; `build_connector_meta` →
-`EndGeneration` of preempted requests, `EmitLoad`, `EmitStore`; `update_connector_output` → `ApplyReport`;
-`request_finished` → `EndGeneration`; `reset_cache` → `Reset`.
+Hook → action: `get_num_new_matched_tokens` → lookup; `update_state_after_alloc` → `BeginGeneration`;
+`build_connector_meta` → `EndGeneration` of preempted requests, `EmitLoad`, `EmitStore`; `update_connector_output` →
+`ApplyReport`; `request_finished` → `EndGeneration`; `reset_cache` → `Reset`.
 """
 
 import logging
@@ -184,7 +184,7 @@ class SchedulerSide:
             return
         if asked is None or not asked.lookup.found:
             raise ProtocolError(
-                f"vLLM accepted {num_external_tokens} external tokens for {request.request_id!r}, but none were offered",
+                f"vLLM accepted {num_external_tokens} external tokens for {request.request_id!r}, none were offered",
                 action="EmitLoad",
             )
         blocks = min(-(-num_external_tokens // self._plan.block_size), asked.lookup.found)
@@ -281,7 +281,8 @@ class SchedulerSide:
         self.pool.free_blocks([self.pool.blocks[b] for b in block_ids])
 
     def finished(self, request: "Request") -> None:
-        """The request ended (finished, aborted, failed). Its jobs run on; a load still queued is not needed any more."""
+        """The request ended (finished, aborted, failed). Its jobs run on; a load still queued is not needed any
+        more."""
         if self._admissions.end(request):
             load = self._ledger.open_load(request.request_id)
             if load is not None:

@@ -81,11 +81,15 @@ class Desk:
                 self._changed.wait(timeout=max(left, 0.01))
             return True
 
-    def collect(self) -> tuple[list[Report], list[int]]:
-        """Expire what is over its bound, then take all reports; also the ids of jobs given up just now."""
+    def expire(self) -> list[int]:
+        """See `RankLedger.expire`."""
         with self._changed:
-            expired = self._ledger.expire(time.monotonic())
-            return self._ledger.take_reports(), expired
+            return self._ledger.expire(time.monotonic())
+
+    def take_reports(self) -> list[Report]:
+        """See `RankLedger.take_reports`."""
+        with self._changed:
+            return self._ledger.take_reports()
 
     def is_idle(self) -> bool:
         """See `RankLedger.is_idle`."""

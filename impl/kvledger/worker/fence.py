@@ -1,7 +1,7 @@
 """The compute fence: a store job reads its blocks only after the forward that fills them.
 
-On CUDA an event recorded on the compute stream when the job is handed over (never the transfer thread's own stream, which
-orders nothing). On CPU the forward has returned when vLLM hands the job over.
+On CUDA an event recorded on the compute stream when the job is handed over (never the transfer thread's own stream,
+which orders nothing). On CPU the forward has returned when vLLM hands the job over.
 """
 
 from typing import Any

@@ -1,4 +1,5 @@
-"""Transfer threads: one lane for stores, one for loads, so that loads overtake stores and stores never wait for loads."""
+"""Transfer threads: one lane for stores, one for loads, so that loads overtake stores and stores never wait for
+loads."""
 
 import logging
 import threading

@@ -4,7 +4,8 @@ A layer's KV cache is any strided tensor with a block dimension: blocks outermos
 several layers in one storage, kernel blocks smaller than the logical block. One logical block of one layer is a fixed
 list of dense byte runs at a fixed distance from the block's start, so a block is `base + block_id * stride + offset`.
 
-Object bytes = for each layer in order, its runs in ascending address order. Direct and staged transfers give the same bytes.
+Object bytes = for each layer in order, its runs in ascending address order. Direct and staged transfers give the same
+bytes.
 """
 
 import itertools
@@ -18,7 +19,8 @@ from kvledger.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class LayerLayout:
-    """One layer: `base` is the address of block 0, `stride` the bytes between blocks, `offsets` where runs of `run` bytes begin."""
+    """One layer: `base` is the address of block 0, `stride` the bytes between blocks, `offsets` where runs of `run`
+    bytes begin."""
 
     name: str
     tensor: torch.Tensor
@@ -72,7 +74,8 @@ def layer_layout(name: str, tensor: torch.Tensor, num_blocks: int) -> LayerLayou
     stride = tensor.stride(dim) * item * kernel_blocks
     inner = [(n, s * item) for d, (n, s) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)) if d != dim]
     inner.append((kernel_blocks, tensor.stride(dim) * item))
-    run, outer = item, []
+    run = item
+    outer: list[tuple[int, int]] = []
     for size, step in sorted(((n, s) for n, s in inner if n > 1), key=lambda p: p[1]):
         if step < run:
             raise ConfigError(field=f"kv_caches[{name!r}]", value=tuple(tensor.stride()), remedy="elements overlap")
@@ -134,7 +137,8 @@ class CacheLayout:
         return sorted(storages.items())
 
     def gather(self, block_ids: Sequence[int], out: torch.Tensor) -> None:
-        """Copy the blocks' object bytes into `out`, uint8 host tensor of shape (blocks, object_bytes); returns when done."""
+        """Copy the blocks' object bytes into `out`, uint8 host tensor of shape (blocks, object_bytes); returns when
+        done."""
         ids = self._ids(block_ids)
         rows = [v.index_select(0, ids) for v in self._views]
         if self.device.type == "cpu":
@@ -162,4 +166,3 @@ class CacheLayout:
         wrong = [b for b in block_ids if not 0 <= b < self.num_blocks]
         if wrong:
             raise IndexError(f"block ids {wrong[:8]} outside the pool of {self.num_blocks} blocks")
-

@@ -1,7 +1,7 @@
 """The rank side of the connector, behind vLLM's worker hooks. Knows jobs, never requests.
 
-Hook → action: `bind` (jobs told; leftovers of a step whose saves were never submitted are dropped), `start_loads` → `RankAccept` for
-loads, `submit_stores` → `RankAccept` for stores behind a compute fence, `collect` → `TakeReports`.
+Hook → action: `bind` (jobs told; leftovers of a step whose saves were never submitted are dropped), `start_loads` →
+`RankAccept` for loads, `submit_stores` → `RankAccept` for stores behind a compute fence, `collect` → `TakeReports`.
 """
 
 import logging
@@ -144,8 +144,8 @@ class RankSide:
             raise ConfigError(
                 field="transfer_mode",
                 value="direct",
-                remedy=f"one block is {layout.segments_per_object} segments of {layout.object_bytes} bytes together, more "
-                "than max_segments_in_flight / 2 or max_batch_bytes allow; use transfer_mode staged",
+                remedy=f"one block is {layout.segments_per_object} segments of {layout.object_bytes} bytes together, "
+                "more than max_segments_in_flight / 2 or max_batch_bytes allow; use transfer_mode staged",
             )
         return min(by_segments, by_bytes)
 
@@ -161,8 +161,8 @@ class RankSide:
             raise ConfigError(
                 field="namespace",
                 value=plan.namespace,
-                remedy=f"rank {self._rank} works in namespace {self._keys.namespace}: scheduler and ranks see different "
-                "model files, settings or hardware; make them equal, or set weights_version",
+                remedy=f"rank {self._rank} works in namespace {self._keys.namespace}: scheduler and ranks see "
+                "different model files, settings or hardware; make them equal, or set weights_version",
             )
         self._drop_told()
         self._told = {job.job_id: job for job in plan.jobs}
@@ -214,12 +214,12 @@ class RankSide:
 
     def collect(self) -> None:
         """Take the reports that are ready, once per step (vLLM hook `get_finished` or `get_transfer_results`)."""
-        reports, given_up = self._desk.collect()
-        self._given_up.update(given_up)
+        self._given_up.update(self._desk.expire())
         self._given_up &= {lane.running for lane in self._lanes.values()}
         for lane in self._lanes.values():
             if lane.running in self._given_up:
                 self._desk.drop_queued(lane.kind)
+        reports = self._desk.take_reports()
         for report in reports:
             self._fences.pop(report.job_id, None)
             job = self._loads.pop(report.job_id, None)

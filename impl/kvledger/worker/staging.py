@@ -40,15 +40,13 @@ class StagingArea:
             raise ConfigError(
                 field="max_batch_bytes",
                 value=slot_bytes,
-                remedy=f"one KV block of this rank takes {object_bytes} bytes; raise max_batch_bytes (and staging_bytes, "
-                f"now {total_bytes}) so that at least one fits",
+                remedy=f"one KV block of this rank takes {object_bytes} bytes; raise max_batch_bytes "
+                f"(and staging_bytes, now {total_bytes}) so that at least one fits",
             )
         self.buffer = torch.empty(count * per_slot * pitch, dtype=torch.uint8, pin_memory=pin_memory)
         rows = self.buffer.view(count, per_slot, pitch)
         base = self.buffer.data_ptr()
-        self._slots = [
-            Slot(i, base + i * per_slot * pitch, rows[i], per_slot, pitch) for i in range(count)
-        ]
+        self._slots = [Slot(i, base + i * per_slot * pitch, rows[i], per_slot, pitch) for i in range(count)]
         self._free = list(range(count))
         self._held: dict[int, float] = {}
         self._quarantine_s = quarantine_s

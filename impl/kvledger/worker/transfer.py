@@ -1,8 +1,8 @@
 """One job, from first probe to its result, on one rank. No thread here: a lane calls `run`.
 
-Per block only what provably arrived counts: result list of the right length (the client sees to it), code, byte count. Batches
-bound the bytes and segments in flight. After each wait the job asks the desk whether it may go on: one that was given up touches
-nothing more, because its blocks may belong to someone else by then.
+Per block only what provably arrived counts: result list of the right length (the client sees to it), code, byte
+count. Batches bound the bytes and segments in flight. After each wait the job asks the desk whether it may go on: one
+that was given up touches nothing more, because its blocks may belong to someone else by then.
 """
 
 import logging
@@ -15,7 +15,7 @@ import torch
 
 from kvledger.keys import KeySpace
 from kvledger.mooncake.client import StoreClient
-from kvledger.mooncake.codes import is_indeterminate, is_no_space, is_store_down
+from kvledger.mooncake.codes import Code, is_indeterminate, is_no_space, is_store_down
 from kvledger.protocol import Breaker, Job, Kind, Result
 from kvledger.worker.desk import Desk
 from kvledger.worker.fence import Fence
@@ -25,11 +25,11 @@ from kvledger.worker.staging import Slot, StagingArea
 logger = logging.getLogger(__name__)
 
 
-class GivenUp(Exception):
+class GivenUpError(Exception):
     """The job was given up while it ran: it is already reported, and its blocks are no longer ours to touch."""
 
 
-class NoSlot(RuntimeError):
+class NoSlotError(RuntimeError):
     """No staging slot is free; the job fails and is retried later."""
 
 
@@ -77,6 +77,11 @@ def classify_get(code: int, expected_bytes: int) -> Result:
     return Result.INDETERMINATE if code < 0 and is_indeterminate(code) else Result.FAILED
 
 
+def _whole(answers: list[int], keys: int) -> list[int]:
+    """The answers, or an indeterminate one per key if there are not exactly as many as keys."""
+    return answers if len(answers) == keys else [int(Code.TRANSFER_FAIL)] * keys
+
+
 class Transfer:
     """Runs jobs of one lane against the store. `staging` None means direct mode: the store moves KV blocks itself."""
 
@@ -110,11 +115,11 @@ class Transfer:
             self._go_on(job)
             if self._breaker.allow(time.monotonic()):
                 self._store(job, outcome) if job.kind is Kind.STORE else self._load(job, outcome)
-        except GivenUp:
+        except GivenUpError:
             return
-        except NoSlot as e:
+        except NoSlotError as e:
             logger.warning("job %d: %s", job.job_id, e)
-        except Exception as e:  # the store's client may raise anything; a job must still be reported
+        except Exception as e:  # noqa: BLE001 - the store's client may raise anything; a job must still be reported
             logger.warning("job %d: %s failed: %s: %.500s", job.job_id, job.kind.value, type(e).__name__, e)
             outcome.result = Result.INDETERMINATE if outcome.moving else max(outcome.result, Result.FAILED)
             outcome.store_down = True
@@ -133,7 +138,7 @@ class Transfer:
 
     def _go_on(self, job: Job, *, guarded: bool = False) -> None:
         if not self._desk.proceed(job.job_id, guarded=guarded):
-            raise GivenUp
+            raise GivenUpError
 
     def _batches(self, job: Job, positions: Sequence[int], outcome: Outcome) -> Iterator[Sequence[int]]:
         """Batches of positions, as long as everything goes well and the job is still ours."""
@@ -165,7 +170,7 @@ class Transfer:
     def _absent(self, job: Job, outcome: Outcome) -> list[int]:
         """Positions whose object the store does not hold; marks the others stored. A probe moves no bytes."""
         positions = range(len(job.block_ids))
-        answers = self._client.exists(self._names(job, positions))
+        answers = _whole(self._client.exists(self._names(job, positions)), len(positions))
         for position, answer in zip(positions, answers, strict=True):
             if answer != 0:
                 outcome.note(position, Result.DONE if answer == 1 else Result.FAILED, answer)
@@ -178,7 +183,7 @@ class Transfer:
                 self._layout.gather(blocks, slot.rows[: len(blocks)])
                 self._go_on(job)  # given up meanwhile: the gathered bytes may be another request's
             outcome.moving = True
-            codes = self._client.put(self._names(job, batch), pointers, sizes)
+            codes = _whole(self._client.put(self._names(job, batch), pointers, sizes), len(batch))
             outcome.moving = any(is_indeterminate(c) for c in codes)
         return codes
 
@@ -186,7 +191,7 @@ class Transfer:
         blocks = [job.block_ids[p] for p in batch]
         with self._place(blocks, outcome) as (slot, pointers, sizes):
             outcome.moving = True
-            codes = self._client.get(self._names(job, batch), pointers, sizes)
+            codes = _whole(self._client.get(self._names(job, batch), pointers, sizes), len(batch))
             outcome.moving = any(c < 0 and is_indeterminate(c) for c in codes)
             if slot is not None:
                 outcome.fence.wait()  # an earlier step may still write the target blocks
@@ -217,7 +222,7 @@ class Transfer:
             return
         slot = self._staging.take(time.monotonic())
         if slot is None:
-            raise NoSlot("every staging slot is in quarantine after transfers that never ended")
+            raise NoSlotError("every staging slot is in quarantine after transfers that never ended")
         try:
             yield slot, [[slot.pointer(i)] for i in range(len(blocks))], [[self._layout.object_bytes]] * len(blocks)
         finally:
