@@ -8,5 +8,7 @@ ShortPrompts == {<<"a">>, <<"c">>}               \* share nothing
 OneShort == {<<"a">>}
 None == {}
 OnlyFull == {FALSE}
+LowestFree(B) == IF B = {} THEN {} ELSE {Min(B)}
+PollLate(k, s) == fwd[k] >= s
 NoRefusal(k, j) == {{}}
 =============================================================================

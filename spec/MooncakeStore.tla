@@ -53,7 +53,11 @@ BuildMeta(r, t, T, p, n, new, wr, rd, ld, sync) ==
      /\ preempted' = {} /\ owed' = 0
      /\ UNCHANGED <<calm, epoch, hooked, polled, fwd, rk, mem, dma, store, rp>>
 
+Allocatable(B) == B                           \* narrow models: only the lowest free block, for blocks are alike
+
 (* Forward work on one block: index i of r in block b, ending inside the block if part. *)
+Indexed(h) == IF h \in Hittable THEN h ELSE NoHash         \* only what some admission can hit need be in the index
+Index(b, h) == [cached EXCEPT ![b] = Indexed(h)]
 Wr(b, h, part) == {<<b, IF part THEN Part ELSE h>>}
 Rd(T, p, n) == {<<T[x], p[x]>> : x \in 1..n}
 
@@ -66,10 +70,10 @@ Compute(r, b, part) ==
   /\ Room /\ owed \in {0, r}
   /\ rst[r] = "running" /\ full[r] < Len(rp[r])
   /\ LET i == full[r] + 1 IN
-     /\ IF tbl[r][i] = 0 THEN b \in FreeBlocks ELSE b = tbl[r][i] /\ ~part
+     /\ IF tbl[r][i] = 0 THEN b \in Allocatable(FreeBlocks) ELSE b = tbl[r][i] /\ ~part
      /\ BuildMeta(r, trk[r], [tbl[r] EXCEPT ![i] = b], rp[r], IF part THEN full[r] ELSE i, {b} \ {tbl[r][i]},
                   Wr(b, rp[r][i], part), Rd(tbl[r], rp[r], full[r]), {}, FALSE)
-     /\ cached' = [cached EXCEPT ![b] = IF part THEN NoHash ELSE rp[r][i]]
+     /\ cached' = Index(b, IF part THEN NoHash ELSE rp[r][i])
   /\ UNCHANGED <<rst, rgen, known, nohit>>
 
 (* Admission of a waiting request: the local prefix l, whose blocks become shared, then new blocks f. *)
@@ -90,10 +94,10 @@ AdmitCompute(r, b, part) ==
   /\ LET p == rp[r]
          l == LocalHit(p)
          T == NewTable(p, l, [i \in {l + 1} |-> b])
-     IN /\ b \in FreeBlocks \ Hits(p, l)
+     IN /\ b \in Allocatable(FreeBlocks \ Hits(p, l))
         /\ BuildMeta(r, BeginGeneration(FreshGen, "none"), T, p, IF part THEN l ELSE l + 1, Hits(p, l) \cup {b},
                      Wr(b, p[l + 1], part), Rd(T, p, l), {}, FALSE)
-        /\ cached' = [cached EXCEPT ![b] = IF part THEN NoHash ELSE p[l + 1]]
+        /\ cached' = Index(b, IF part THEN NoHash ELSE p[l + 1])
         /\ Relearn(p, l)
   /\ Admit(r, "running")
   /\ UNCHANGED nohit
@@ -130,7 +134,8 @@ AdmitSyncLoad(r, n) ==
              /\ BuildMeta(r, BeginGeneration(FreshGen, "pending"), NewTable(p, l, f), p, c, Hits(p, l) \cup Vals(f),
                           Wr(f[c], p[c], FALSE), Rd(NewTable(p, l, f), p, l + n),
                           {<<i, f[i], p[i]>> : i \in (l + 1)..(l + n)}, TRUE)
-             /\ cached' = [b \in Blocks |-> IF b \in Vals(f) THEN p[CHOOSE i \in DOMAIN f : f[i] = b] ELSE cached[b]]
+             /\ cached' = [b \in Blocks |-> IF b \in Vals(f) THEN Indexed(p[CHOOSE i \in DOMAIN f : f[i] = b])
+                                           ELSE cached[b]]
         /\ Relearn(p, l)
   /\ Admit(r, "running")
   /\ UNCHANGED nohit
@@ -266,7 +271,7 @@ UpdateFromOutput ==
   /\ cached' = [b \in Blocks |->
                  IF \E r \in Reqs : \E i \in Spoilt(r) : tbl[r][i] = b THEN NoHash
                  ELSE IF \E r \in Reqs : Loaded(r) /\ \E i \in 1..Arrived(r) : tbl[r][i] = b
-                 THEN (CHOOSE h \in Hashes : \E r \in Reqs : Loaded(r) /\ \E i \in 1..Arrived(r) : tbl[r][i] = b /\ rp[r][i] = h)
+                 THEN Indexed(CHOOSE h \in Hashes : \E r \in Reqs : Loaded(r) /\ \E i \in 1..Arrived(r) : tbl[r][i] = b /\ rp[r][i] = h)
                  ELSE cached[b]]
   /\ stalled' = (stalled /\ pipe[1].rep = {})
   /\ pipe' = [s \in Slots |-> IF s < Depth THEN pipe[s + 1] ELSE NoStep]
@@ -282,6 +287,7 @@ SyncDone(k, s) == \A j \in pipe[s].jobs : job[j].sync => rk[k][j].st \in {"ready
 Queued(k, kind) == {j \in JobIds : rk[k][j].st = "queued" /\ job[j].kind = kind}
 LaneFree(k, kind) == ~\E j \in JobIds : rk[k][j].st = "running" /\ job[j].kind = kind
 FencePassed(k, j) == \A s \in Slots : j \in pipe[s].jobs => fwd[k] >= s
+PollOrder(k, s) == TRUE                       \* narrow models: only after the forward
 Refusals(k, j) == IF job[j].kind = "store" THEN SUBSET IdxOf(job[j].items) ELSE {{}}
 Set(k, j, st, bad) == rk' = [rk EXCEPT ![k][j] = [st |-> st, bad |-> bad]]
 ReportedBad(bad) == bad                       \* whatever did not provably arrive
@@ -318,7 +324,7 @@ TakeReports(k) ==
   LET s == polled[k] + 1
       Ready == {j \in JobIds : rk[k][j].st = "ready"}
   IN
-  /\ s <= Depth /\ pipe[s].on /\ s <= hooked[k] + 1
+  /\ s <= Depth /\ pipe[s].on /\ s <= hooked[k] + 1 /\ PollOrder(k, s)
   /\ \A j \in pipe[s].jobs : job[j].sync => rk[k][j].st = "ready"
   /\ polled' = [polled EXCEPT ![k] = s]
   /\ pipe' = [pipe EXCEPT ![s].rep = @ \cup ({k} \X Ready)]

@@ -47,6 +47,7 @@ vars == <<coreVars, schedVars, rankVars, store>>
 (* Values and types.  A type predicate stands beside each variable's meaning. *)
 
 Hashes == UNION {{p[i] : i \in DOMAIN p} : p \in Prompts}
+Hittable == UNION {{p[i] : i \in {i \in DOMAIN p : i < Cardinality(DOMAIN p)}} : p \in Prompts}
 Len(p) == Cardinality(DOMAIN p)
 Idx == 1..Max({Len(p) : p \in Prompts})
 JobIds == 1..MaxJob

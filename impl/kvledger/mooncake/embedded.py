@@ -427,10 +427,10 @@ class _Daemon:
 
     def run(self) -> str:
         """Serve; answers the reason to end. The socket file is gone then."""
-        wake_read, wake_write = socket.socketpair()
-        for end in (wake_read, wake_write):
+        wake_read, self._wake = socket.socketpair()
+        for end in (wake_read, self._wake):
             end.setblocking(False)
-        signal.set_wakeup_fd(wake_write.fileno(), warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
             signal.signal(number, self._on_signal)
         self._selector.register(wake_read, selectors.EVENT_READ, "wake")
@@ -495,6 +495,9 @@ class _Daemon:
 
     def _welcome(self, lease: socket.socket) -> None:
         lease.setblocking(False)
+        if self._signalled or self._master.poll() is not None:
+            lease.close()  # too late: the engine finds no daemon and starts the next one
+            return
         try:
             lease.sendall(self._line)
         except OSError:
