@@ -288,6 +288,26 @@ print("in time" if took < 5 else took, client.exists(["b"]), flush=True)
     assert ended.stdout.split("\n")[0] == "in time [-10001]"
 
 
+def test_a_client_that_gave_memory_closes_in_its_time_when_the_master_is_gone(tmp_path: Path) -> None:
+    """Mooncake's own close would keep the whole process waiting for about 15 s."""
+    with running_embedded(tmp_path, 16 * MIB) as store:
+        script = """
+import os, signal, sys, time
+from kvledger.config import load_settings
+from kvledger.mooncake.client import MooncakeClient
+settings = load_settings({}, {}).attached_to(sys.argv[1])
+client = MooncakeClient.connect(settings, segment_bytes=16 << 20, buffer_bytes=0, name="owner")
+os.kill(int(sys.argv[2]), signal.SIGKILL)
+begin = time.monotonic()
+client.close(5)
+took = time.monotonic() - begin
+print("in time" if took < 5 else took, client.exists(["b"]), flush=True)
+os._exit(0)  # Mooncake's exit handler would make up for the wait
+"""
+        ended = run_python(script, store.master_address, str(store.master_pid))
+    assert ended.stdout == "in time [-10001]\n", ended.stderr
+
+
 def run_python(script: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [sys.executable, "-c", script, *arguments],

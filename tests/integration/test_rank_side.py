@@ -440,3 +440,29 @@ def test_job_without_progress_is_given_up(make_rank, monkeypatch):
         (2, Result.DROPPED),
     ]
     gate.open()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_chunk_of_a_deep_model_is_stored_and_loaded_whole(tmp_path, mode):
+    """2,048 tokens of a 32-layer model are 4,096 runs: far beyond what Mooncake queues per peer over TCP (about 2,048)."""
+    layers, blocks = 32, 128
+    with running_embedded(tmp_path / "store", 64 << 20) as own:
+        settings = load_settings({"transfer_mode": mode, "max_batch_bytes": "8MiB"}, {}).attached_to(own.master_address)
+        sides = []
+        for seed in (1, 2):
+            generator = torch.Generator().manual_seed(seed)
+            caches = {f"l{i}": torch.rand((blocks, 2, 16, 16), generator=generator) for i in range(layers)}
+            client = MooncakeClient.connect(settings, segment_bytes=0, buffer_bytes=0, name=f"deep{seed}")
+            side = RankSide(settings=settings, rank=0, keys=KeySpace(namespace="deep"), client=client)
+            side.register(caches, blocks)
+            sides.append((side, caches))
+        for (side, _), kind in zip(sides, (Kind.STORE, Kind.LOAD), strict=True):
+            side.bind(StepPlan(namespace="deep", jobs=(job(1, kind, list(range(blocks)), list(range(blocks))),)))
+            side.start_loads()
+            side.submit_stores(forward_failed=False)
+            assert side.wait_idle(30)
+            side.collect()
+            assert side.take_reports() == [Report(job_id=1, rank=0, result=Result.DONE)]
+        assert all(torch.equal(sides[0][1][n], sides[1][1][n]) for n in sides[0][1])
+        for side, _ in sides:
+            side.close()

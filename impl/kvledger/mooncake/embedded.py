@@ -8,6 +8,10 @@ What may live here: both sides of that arrangement. Invariants: whoever starts o
 the master's death) holds the folder's lock; at most one daemon answers on the socket; a daemon that ends for whatever
 reason takes its master along; every wait has a bound.
 
+Master and daemon serve on loopback, but Mooncake's TCP transport in every process that moves data (daemon and engines)
+listens on all interfaces, whatever the host name, and gives any peer the memory registered with it. Mooncake 0.3.13 has
+no option against that: on a host that others can reach, a firewall has to close these ports.
+
 In the folder: `lock`, `lease.sock`, `daemon.log` (of the last start; kept), all open to this user only.
 """
 
