@@ -8,6 +8,9 @@ ShortPrompts == {<<"a">>, <<"c">>}               \* share nothing
 OneShort == {<<"a">>}
 None == {}
 OnlyFull == {FALSE}
+AnyPart == {TRUE, FALSE}
+Async == {FALSE}
+Sync == {TRUE}
 LowestFree(B) == IF B = {} THEN {} ELSE {Min(B)}
 PollLate(k, s) == fwd[k] >= s
 NoRefusal(k, j) == {{}}

@@ -55,13 +55,12 @@ class MooncakeLedgerConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler: SchedulerSide | None = None
         self._rank: RankSide | None = None
         self._lease: EmbeddedStore | None = None
-        plan = plan_groups(vllm_config, kv_cache_config)
-        settings = self._attach(load_settings(self._kv_transfer_config.kv_connector_extra_config, os.environ))
-        keys = build_keys(vllm_config, kv_cache_config, plan, settings)
-        self._plan = plan
+        self._plan = plan_groups(vllm_config, kv_cache_config)
         try:
+            settings = self._attach(load_settings(self._kv_transfer_config.kv_connector_extra_config, os.environ))
+            keys = build_keys(vllm_config, kv_cache_config, self._plan, settings)
             if role is KVConnectorRole.SCHEDULER:
-                self._scheduler = self.make_scheduler_side(settings, plan, keys)
+                self._scheduler = self.make_scheduler_side(settings, self._plan, keys)
             else:
                 self._rank = self.make_rank_side(settings, keys)
         except BaseException:
@@ -202,7 +201,11 @@ class MooncakeLedgerConnector(KVConnectorBase_V1, SupportsHMA):
             raise ConfigError(
                 field="kv_caches", value=extra[:4], remedy="layers outside the KV cache group; not supported"
             )
-        self.rank_side.register(ordered, self._plan.num_blocks)
+        try:
+            self.rank_side.register(ordered, self._plan.num_blocks)
+        except BaseException:
+            self.shutdown()
+            raise
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         super().bind_connector_metadata(connector_metadata)

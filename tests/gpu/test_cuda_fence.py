@@ -1,4 +1,4 @@
-"""On CUDA only: a store reads its blocks behind the kernels that fill them, a load writes its blocks behind their last writer.
+"""On CUDA only: a store reads behind the kernels that fill its blocks, a load writes behind their last writer.
 
 Needs torch with CUDA and Mooncake, not vLLM. `scripts/gpu-check.sh` runs this and the CUDA halves of the other tests.
 """

@@ -55,10 +55,10 @@ def test_second_engine_serves_the_prompts_from_the_store(engines, ranks, load_as
     warm.assert_right()
     # A synchronous load's blocks are shareable in the same step, so the longer prompt finds the first one's locally.
     assert warm.connector.snapshot()["hit_tokens"] == (16 + 20 if load_async else 16)
-    assert len(cold.keys()) == 10 * ranks
+    assert len(cold.stored_keys()) == 10 * ranks
 
 
-def gate(engine: Engine, operation: str, *, rank: int = 0, call: int | None = None) -> Gate:
+def hold(engine: Engine, operation: str, *, rank: int = 0, call: int | None = None) -> Gate:
     """Hold this rank's calls of an operation."""
     held = Gate()
     store = engine.ranks[rank].connector.store
@@ -78,7 +78,7 @@ def preempt(engine: Engine, request_id: str) -> None:
 def test_blocks_of_a_preempted_request_are_not_reused_while_a_rank_still_reads_them(engines, slow_rank):
     """vLLM #52360: the pool must not hand the blocks out before every rank's completion was consumed."""
     engine = engines(ranks=2, num_blocks=12, max_num_seqs=1, max_pinned_blocks=8)
-    held = gate(engine, "exists", rank=slow_rank)
+    held = hold(engine, "exists", rank=slow_rank)
     engine.add("a", PROMPT_A, max_tokens=8)
     engine.step()
     mine = engine.scheduler.kv_cache_manager.get_block_ids("a")[0][:5]
@@ -100,7 +100,7 @@ def test_blocks_of_a_preempted_request_are_not_reused_while_a_rank_still_reads_t
 def test_late_result_of_an_older_generation_under_the_same_id(engines):
     """vLLM #51637: store held, preempt, resume under the same id, finish; then a new request reuses the id."""
     engine = engines(ranks=2, num_blocks=40)
-    held = gate(engine, "exists", rank=1, call=1)
+    held = hold(engine, "exists", rank=1, call=1)
     engine.add("x", PROMPT_A, max_tokens=6)
     engine.step()
     preempt(engine, "x")
@@ -138,7 +138,7 @@ def test_same_step_resume_after_a_reset_of_running_requests(engines, stored):
 def test_reset_while_a_store_is_in_flight_fails_but_harms_nothing(engines):
     """vLLM checks the pool before it asks the connector, so pins make the reset raise; the engine must go on."""
     engine = engines(ranks=1)
-    held = gate(engine, "exists")
+    held = hold(engine, "exists")
     engine.add("a", PROMPT_A, max_tokens=8)
     engine.step()
     with pytest.raises(RuntimeError, match="reset"):
@@ -163,7 +163,7 @@ def test_preemption_storm_in_a_small_pool_behind_a_slow_store(engines):
 def test_preempted_requests_find_in_the_store_what_their_own_jobs_saved(engines):
     """A preempted request's queued jobs still run: its resume loads instead of recomputing."""
     engine = engines(num_blocks=40)
-    held = gate(engine, "exists", call=1)
+    held = hold(engine, "exists", call=1)
     engine.add("a", PROMPT_A, max_tokens=6)
     engine.step()
     assert held.reached.wait(10)
@@ -254,7 +254,7 @@ class TestFailedLoads:
         cold.add("a", PROMPT_A)
         cold.run_to_idle()
         warm = engines(ranks=2)
-        held = gate(warm, "get", rank=1)
+        held = hold(warm, "get", rank=1)
         warm.add("a", PROMPT_A)
         warm.run(lambda: warm.requests["a"].status is RequestStatus.WAITING_FOR_REMOTE_KVS)
         warm.abort("a")
@@ -276,7 +276,7 @@ class TestStoreTrouble:
         snapshot = engine.connector.snapshot()
         assert snapshot["store_jobs"]["refused"] > 0
         engine.assert_right()
-        assert engine.keys() == []
+        assert engine.stored_keys() == []
 
     @pytest.mark.parametrize("operation", ["exists", "put"])
     def test_store_client_that_raises_costs_hits_only(self, engines, operation):
@@ -290,13 +290,13 @@ class TestStoreTrouble:
         engine = engines(retry_backoff_s=0.01)
         engine.ranks[0].connector.store.add(Fault(operation="put", call=1, code=-600))
         engine.add("a", PROMPT_A, max_tokens=40)
-        engine.run(lambda: len(engine.keys()) == 5)
+        engine.run(lambda: len(engine.stored_keys()) == 5)
         engine.run_to_idle()
         engine.assert_right()
 
     def test_pins_never_starve_a_full_length_request_while_the_store_hangs(self, engines):
         engine = engines(num_blocks=33, max_model_len=64, stall_timeout_s=0.05)
-        held = gate(engine, "exists")
+        held = hold(engine, "exists")
         for i in range(6):
             engine.add(f"r{i}", [400 + i] * 30, max_tokens=20)
         engine.add("long", list(range(50)), max_tokens=14)
@@ -328,14 +328,14 @@ class TestStoreTrouble:
 
 
 class TestLookups:
-    def hold(self, engine: Engine) -> Gate:
+    def silence(self, engine: Engine) -> Gate:
         held = Gate()
         engine.connector.lookup_store.add(Fault(operation="exists", gate=held))
         return held
 
     def test_silent_store_is_a_miss_after_the_bound_and_never_holds_up_a_step(self, engines):
         engine = engines(lookup_wait_s=0.01, lookup_timeout_s=0.3)
-        held = self.hold(engine)
+        held = self.silence(engine)
         for i in range(20):
             engine.add(f"r{i}", [500 + i] * 20)
         engine.run(lambda: all(r.is_finished() for r in engine.requests.values()))
@@ -355,7 +355,7 @@ class TestLookups:
 
     def test_abort_before_the_answer_leaves_nothing(self, engines):
         engine = engines(lookup_wait_s=0.0)
-        held = self.hold(engine)
+        held = self.silence(engine)
         engine.add("a", PROMPT_A)
         engine.step()
         engine.abort("a")
@@ -377,7 +377,7 @@ class TestLookups:
         cold = engines(ranks=2)
         request = cold.add("a", PROMPT_A)
         cold.run_to_idle()
-        key = next(k for k in cold.keys() if f"@r1@g0@{request.block_hashes[2].hex()}" in k)
+        key = next(k for k in cold.stored_keys() if f"@r1@g0@{request.block_hashes[2].hex()}" in k)
         assert cold.ranks[1].connector.raw_store.remove_by_prefix(key) == 1
         warm = engines(ranks=2)
         warm.add("a", PROMPT_A)
@@ -436,4 +436,4 @@ def test_decode_blocks_are_saved_when_asked(engines):
     engine.add("a", PROMPT_A, max_tokens=21)
     engine.run_to_idle()
     engine.assert_right()
-    assert len(engine.keys()) == 10
+    assert len(engine.stored_keys()) == 10

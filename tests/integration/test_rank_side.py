@@ -395,6 +395,21 @@ class TestLoadFaults:
         assert not any(t.any() for t in rank.caches.values())
         assert [r.result for r in rank.run(job(3, Kind.LOAD, [6], [2]))] == [Result.DONE]
 
+    def test_asynchronous_load_ends_failed_after_its_bound_and_writes_nothing_later(self, make_rank, stored):
+        rank = make_rank(load_timeout_s=0.3)
+        gate = Gate()
+        rank.client.add(Fault(operation="get", call=1, gate=gate))
+        rank.submit(job(1, Kind.LOAD, [4], [1], reply_to="a"), job(2, Kind.LOAD, [5], [2], reply_to="b"))
+        while not rank.side.wait_idle(0.05):
+            rank.side.collect()
+        assert {r.job_id: r.result for r in rank.side.take_reports()} == {1: Result.INDETERMINATE, 2: Result.DROPPED}
+        assert rank.side.take_finished_loads() == {"a", "b"}
+        assert rank.side.take_bad_blocks() == {4, 5}
+        gate.open()
+        while rank.side._lanes[Kind.LOAD].running is not None:
+            rank.side.wait_idle(0.01)
+        assert not any(t.any() for t in rank.caches.values())
+
     def test_aborted_load_that_is_still_queued_is_dropped_and_answered(self, make_rank, stored):
         rank = make_rank()
         gate = Gate()
@@ -444,7 +459,7 @@ def test_job_without_progress_is_given_up(make_rank, monkeypatch):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_chunk_of_a_deep_model_is_stored_and_loaded_whole(tmp_path, mode):
-    """2,048 tokens of a 32-layer model are 4,096 runs: far beyond what Mooncake queues per peer over TCP (about 2,048)."""
+    """2,048 tokens of a 32-layer model are 4,096 runs, twice what Mooncake queues per peer over TCP."""
     layers, blocks = 32, 128
     with running_embedded(tmp_path / "store", 64 << 20) as own:
         settings = load_settings({"transfer_mode": mode, "max_batch_bytes": "8MiB"}, {}).attached_to(own.master_address)

@@ -1,12 +1,15 @@
 """An engine without a model: vLLM's real scheduler, block pool and aggregator around the real connector and store.
 
-Only the forward is replaced, by arithmetic that behaves like attention where it matters: the KV of a position is a function of its
-token and of the KV *found in the cache* at the position before. So wrong bytes spread, into everything computed on
-them and into the sampled tokens, exactly as they would in a model; and what is right is known for every prefix.
+Only the forward is replaced, by arithmetic that behaves like attention where it matters: the KV of a position is a
+function of its token and of the KV *found in the cache* at the position before. So wrong bytes spread, into
+everything computed on them and into the sampled tokens, exactly as they would in a model; and what is right is known
+for every prefix.
 
 Hooks are called in the order of vLLM's model runner V1 (`_get_kv_connector_output`); metadata is pickled between roles.
 """
 
+import itertools
+import json
 import pickle
 import time
 from collections.abc import Callable, Sequence
@@ -113,8 +116,6 @@ def make_config(
     folder: Path, extra: dict[str, Any], *, ranks: int, max_model_len: int, role: str = "kv_both", **engine: Any
 ) -> VllmConfig:
     """A vLLM configuration of a small model, without devices or processes."""
-    import json
-
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(TINY_MODEL))
     config = EngineArgs(
@@ -195,7 +196,7 @@ class Engine:
         return output
 
     def _run_rank(self, rank: Rank, output: SchedulerOutput) -> ModelRunnerOutput:
-        metadata = pickle.loads(pickle.dumps(output.kv_connector_metadata))  # noqa: S301 - our own bytes
+        metadata = pickle.loads(pickle.dumps(output.kv_connector_metadata))
         connector = rank.connector
         connector.handle_preemptions(metadata)
         connector.bind_connector_metadata(metadata)
@@ -297,7 +298,7 @@ class Engine:
         for rank in self.ranks:
             assert rank.connector.rank_side.wait_idle(0.0)
 
-    def keys(self) -> list[str]:
+    def stored_keys(self) -> list[str]:
         """Keys of this engine's namespace in the store."""
         prefix = self.connector.scheduler_side._keys.prefix()
         return [k for k in list_keys(self.store.metrics_port) if k.startswith(prefix[:-1])]
@@ -309,7 +310,7 @@ class Engine:
         buffer = torch.zeros(size, dtype=torch.uint8)
         reader.register(buffer.data_ptr(), size)
         wrong = []
-        for key in self.keys():
+        for key in self.stored_keys():
             parsed = parse_key(key)
             tokens = self.prefixes.get(parsed.block_hash)
             read = reader.get([key], [[buffer.data_ptr()]], [[size]])[0]
@@ -317,7 +318,7 @@ class Engine:
                 wrong.append(key)
                 continue
             expected = [expected_cells(tokens, i, parsed.shard)[-self.block_size :] for i in range(len(LAYERS))]
-            if buffer.view(torch.int64).tolist() != sum(expected, []):
+            if buffer.view(torch.int64).tolist() != list(itertools.chain.from_iterable(expected)):
                 wrong.append(key)
         reader.unregister(buffer.data_ptr())
         return wrong

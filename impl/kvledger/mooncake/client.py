@@ -8,12 +8,13 @@ process; a result list that is not exactly one number per key counts as indeterm
 Facts about Mooncake 0.3.13 that shape this: its `setup` and `close` keep Python's interpreter lock, so nothing in this
 process runs meanwhile and no timeout can be put around them. Hence the probe before `setup` (an address that accepts
 connections without being a master holds `setup` for ten minutes) and before `close` (a client that gave memory waits
-about 15 s for a master that is gone). A process that ends while a native call hangs is aborted by Mooncake's own exit
-handler. Removal skips objects that were read or asked for within the key lease (10 s by default). A tenant is ignored
-by a master without --enable_multi_tenants. Memory of the same process is reached by memcpy, of another one over TCP;
-kvledger sets none of Mooncake's environment variables.
+about 15 s for a master that is gone). An interpreter that ends while a thread is in a native call is aborted when that
+call returns. Removal skips objects that were read or asked for within the key lease (10 s by default). A tenant is
+ignored by a master without --enable_multi_tenants. Memory of the same process is reached by memcpy, of another one over
+TCP; kvledger sets none of Mooncake's environment variables.
 """
 
+import atexit
 import ctypes
 import importlib
 import importlib.metadata
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 MINIMUM_VERSION = (0, 3, 13)
 CONNECT_TIMEOUT_S = 5.0
+EXIT_TIMEOUT_S = 5.0  # with a dead master a call returns after about 4.3 s
 HEALTHY, CLOSED, UNREACHABLE = 0, 1, 2  # what `health` answers, as Mooncake does
 
 _DISTRIBUTIONS = (
@@ -257,6 +259,7 @@ class MooncakeClient:
             in_flight = self._in_flight
         if not idle:
             _leak(native)
+            atexit.register(self._await_stragglers)
             logger.error(
                 "kvledger %s: %d store calls still run %.1f s after close began; the Mooncake handle stays open until "
                 "the process ends",
@@ -270,6 +273,11 @@ class MooncakeClient:
             )  # fmt: skip
         else:
             _close_native(native, self.name)
+
+    def _await_stragglers(self) -> None:
+        """At exit: a call that comes back from Mooncake while Python is being torn down aborts the process."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._in_flight == 0, timeout=EXIT_TIMEOUT_S)
 
     def _enter(self) -> bool:
         with self._changed:
@@ -441,7 +449,7 @@ def check_master(address: str, timeout_s: float) -> None:
 
 
 def master_answers(address: str, timeout_s: float) -> bool:
-    """Whether a master at `address` answers within `timeout_s`; a connection that only opens and closes is no answer."""
+    """Whether a master at `address` answers within `timeout_s`; opening and closing the connection is no answer."""
     try:
         answer = _probe(address, timeout_s)
     except OSError:

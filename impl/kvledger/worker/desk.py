@@ -62,6 +62,11 @@ class Desk:
         with self._changed:
             return self._ledger.cancel(job_id)
 
+    def give_up(self, job_id: int) -> bool:
+        """See `RankLedger.give_up`."""
+        with self._changed:
+            return self._ledger.give_up(job_id)
+
     def drop_queued(self, kind: Kind) -> int:
         """See `RankLedger.drop_queued`."""
         with self._changed:

@@ -62,7 +62,7 @@ class RankSide:
         self._device = torch.device("cpu")
         self._fences: dict[int, Fence] = {}
         self._told: dict[int, Job] = {}
-        self._loads: dict[int, Job] = {}
+        self._loads: dict[int, tuple[Job, float]] = {}  # open loads, and when each is given up
         self._given_up: set[int | None] = set()
         self._results = StepResults()
         self._closed = False
@@ -166,9 +166,8 @@ class RankSide:
             )
         self._drop_told()
         self._told = {job.job_id: job for job in plan.jobs}
-        for job in plan.jobs:
-            if job.kind is Kind.LOAD:
-                self._loads[job.job_id] = job
+        late = time.monotonic() + self._settings.load_timeout_s
+        self._loads.update((job.job_id, (job, late)) for job in plan.jobs if job.kind is Kind.LOAD)
         for job_id in plan.cancelled:
             self._desk.cancel(job_id)
 
@@ -215,6 +214,7 @@ class RankSide:
     def collect(self) -> None:
         """Take the reports that are ready, once per step (vLLM hook `get_finished` or `get_transfer_results`)."""
         self._given_up.update(self._desk.expire())
+        self._end_late_loads()
         self._given_up &= {lane.running for lane in self._lanes.values()}
         for lane in self._lanes.values():
             if lane.running in self._given_up:
@@ -222,12 +222,21 @@ class RankSide:
         reports = self._desk.take_reports()
         for report in reports:
             self._fences.pop(report.job_id, None)
-            job = self._loads.pop(report.job_id, None)
+            job, _ = self._loads.pop(report.job_id, (None, 0.0))
             if job is not None:
                 self._results.bad_blocks.update(job.block_ids[p] for p in report.bad)
                 if job.reply_to:
                     self._results.finished_loads.add(job.reply_to)
         self._results.reports.extend(reports)
+
+    def _end_late_loads(self) -> None:
+        """A load that takes longer than its request should wait is failed, unless bytes may move in its blocks."""
+        now = time.monotonic()
+        for job_id in [j for j, (_, late) in self._loads.items() if now >= late]:
+            if self._desk.cancel(job_id):
+                continue
+            if not self._direct and self._desk.give_up(job_id):
+                self._given_up.add(job_id)
 
     def take_finished_loads(self) -> set[str]:
         """Request ids of loads that ended on this rank, each once."""
