@@ -140,12 +140,14 @@ AdmitSyncLoad(r, n) ==
   /\ Admit(r, "running")
   /\ UNCHANGED nohit
 
+MayIdle == TRUE          \* a waiting request may be held back for many reasons (liveness models: only if nothing else can be done)
+
 (* ACTION  EmptyStep                      WHO core
    CODE    a schedule() that gives nobody anything; build_connector_meta is called all the same
    The engine steps as long as it has work (requests, or has_pending_push_work), and only steps carry reports.
    SIMPLIFIED only when no step is in flight: on top of others it would just poll earlier.                  *)
 EmptyStep ==
-  /\ InFlight = {} /\ owed = 0
+  /\ InFlight = {} /\ owed = 0 /\ MayIdle
   /\ HasPendingPushWork \/ \E r \in Reqs : rst[r] # "none"
   /\ Push(0, {}, {}, NoJob)
   /\ trk' = [x \in Reqs |-> EndGeneration(x, trk[x], rgen[x])]
@@ -208,19 +210,22 @@ Abort(r) ==
   /\ \/ rst[r] \in {"waiting", "running"} /\ FreeableNow(r) /\ Gone(r, "none") /\ Unadmit(r)
      \/ rst[r] = "loading" /\ Gone(r, "zombie") /\ UNCHANGED <<rgen, full, tbl, ref>>
 
-(* ACTION  ResetCache                     WHO core            CODE reset_prefix_cache(reset_connector=True) -> reset_cache
-   New weights: whatever was computed before is wrong from now on.  Success needs the pool to be unused and every job to
-   be reported by every rank; then pool index, store and memory of stored hashes are empty.  Else False: no step here.  *)
-JobsFenced == Live = {}
-ResetCache ==
+Wiped(s) == s                                 \* old objects stay until the store evicts them
+
+(* ACTION  Reset                          WHO core, then kvledger's scheduler side
+   CODE    reset_prefix_cache(reset_connector=True) -> reset_cache -> ledger.reset
+   New weights: whatever was computed before is wrong from now on.  Running requests were preempted before (Preempt); with
+   a load pending the answer is False (no step here).  All generations end, nothing is believed stored, and from now on
+   keys carry a new epoch: a job still in flight publishes under the old one, which nobody looks up any more.
+   SIMPLIFIED core refuses while pins are held (G12); here it may go on, to show that the epoch alone is enough.           *)
+Reset ==
   /\ epoch < MaxEpoch /\ ~calm /\ owed = 0 /\ InFlight = {}
   /\ \A r \in Reqs : rst[r] \in {"none", "waiting"}
-  /\ JobsFenced
   /\ epoch' = epoch + 1
   /\ cached' = [b \in Blocks |-> NoHash] /\ known' = {}
-  /\ store' = [k \in Ranks |-> [h \in Hashes |-> NoObj]]
-  /\ UNCHANGED <<rst, rp, rgen, full, tbl, ref, preempted, owed, pipe, calm, trk, nextJob, job, led, nohit, stalled,
-                 rankVars>>
+  /\ trk' = [r \in Reqs |-> NoTrk]
+  /\ store' = Wiped(store)
+  /\ UNCHANGED <<rst, rp, rgen, full, tbl, ref, preempted, owed, pipe, calm, nextJob, job, led, nohit, stalled, rankVars>>
 
 (* ACTION  UpdateFromOutput               WHO core, then kvledger's scheduler side
    CODE    update_from_output: invalid blocks, update_connector_output -> ledger.apply_report, finished_recving
@@ -242,9 +247,10 @@ NewFull(r) == IF Loaded(r) THEN Arrived(r)
               ELSE IF Spoilt(r) # {} THEN Min({full[r], Min(Spoilt(r)) - 1}) ELSE full[r]
 Restart(r) == Loaded(r) /\ Arrived(r) = 0                  \* nothing arrived and no local prefix: look up again
 Released(r) == Restart(r) \/ (rst[r] = "zombie" /\ LoadsOf(r) # {})
-StoredBy(j) == {x[3] : x \in {x \in job[j].items : x[1] \notin BadOf(j)}}
+StoredBy(j) == {x[3] : x \in {x \in job[j].items : x[1] \notin BadOf(j) /\ job[j].epoch = epoch}}
 LostBy(j) == IF job[j].kind = "load" THEN {x[3] : x \in {x \in job[j].items : x[1] \in BadOf(j)}} ELSE {}
 Completed == {j \in JobIds : Complete(j)}
+Releases(j) == Complete(j)                     \* a job that is over gives its pins back, whatever its result
 Told(k, j) == <<k, j>> \in pipe[1].rep
 AllGone(j) == \A k \in Ranks : (rk[k][j].st = "gone" \/ Told(k, j)) /\ Moving(k, j) = {}
 Shift(c) == [k \in Ranks |-> c[k] - 1]
@@ -254,7 +260,7 @@ UpdateFromOutput ==
   /\ led' = [j \in JobIds |-> ApplyReport(j)]
   /\ job' = [j \in JobIds |-> IF AllGone(j) THEN NoJob ELSE job[j]]          \* a job that is over is forgotten
   /\ rk' = [k \in Ranks |-> [j \in JobIds |-> IF Told(k, j) THEN [st |-> "gone", bad |-> {}] ELSE rk[k][j]]]
-  /\ ref' = [b \in Blocks |-> ref[b] - Cardinality({j \in Completed : b \in led[j].held})
+  /\ ref' = [b \in Blocks |-> ref[b] - Cardinality({j \in JobIds : Releases(j) /\ b \in led[j].held})
                                      - Cardinality({r \in Reqs : Released(r) /\ b \in Range(tbl[r])})]
   /\ known' = (known \cup UNION {StoredBy(j) : j \in Completed}) \ UNION {LostBy(j) : j \in Completed}
   /\ trk' = [r \in Reqs |->
@@ -363,16 +369,18 @@ RankQuarantine(k, j) ==
   /\ Set(k, j, "quar", rk[k][j].bad \cup Moving(k, j))
   /\ UNCHANGED <<rankRest, hooked, polled, fwd, mem, dma, store>>
 
-(* ACTION  QuarantineEnds(k, j)           WHO transfer thread CODE rank.quarantine_ends
-   ASSUMPTION the quarantine bound is longer than any transfer outlives its call: by then nothing moves.     *)
+(* ACTION  RankExpire(k, j)               WHO clock of rank k CODE rank.expire: a quarantine is over, or a call never came back
+   ASSUMPTION the bound is longer than any transfer outlives its call, or its limit: by then nothing moves.           *)
 Outlived(k, j) == Moving(k, j) = {}
-QuarantineEnds(k, j) ==
-  /\ rk[k][j].st = "quar" /\ Outlived(k, j)
-  /\ Set(k, j, "ready", ReportedBad(rk[k][j].bad))
+RankExpire(k, j) ==
+  /\ rk[k][j].st \in {"running", "quar"} /\ Outlived(k, j)
+  /\ Set(k, j, "ready", IF rk[k][j].st = "running" THEN IdxOf(job[j].items) ELSE ReportedBad(rk[k][j].bad))
   /\ UNCHANGED <<rankRest, hooked, polled, fwd, mem, dma, store>>
 
 -----------------------------------------------------------------------------
 (* The transfer engine and the store. *)
+
+Key(j, x) == KeyOf(x[3], job[j].epoch)        \* the object that item x of job j is about
 
 (* ACTION  DmaMove(k, j, i)               WHO transfer engine
    The bytes of one block move.  A put never replaces an object; a get finds what is there now.
@@ -383,10 +391,10 @@ DmaMove(k, j, i) ==
   /\ \E x \in job[j].items :
        /\ x[1] = i
        /\ IF job[j].kind = "store"
-          THEN /\ store' = IF store[k][x[3]] = NoObj THEN [store EXCEPT ![k][x[3]] = mem[k][x[2]]] ELSE store
+          THEN /\ store' = IF store[k][Key(j, x)] = NoObj THEN [store EXCEPT ![k][Key(j, x)] = mem[k][x[2]]] ELSE store
                /\ UNCHANGED <<mem, rk>>
-          ELSE IF store[k][x[3]] # NoObj
-               THEN mem' = [mem EXCEPT ![k][x[2]] = store[k][x[3]]] /\ UNCHANGED <<store, rk>>
+          ELSE IF store[k][Key(j, x)] # NoObj
+               THEN mem' = [mem EXCEPT ![k][x[2]] = store[k][Key(j, x)]] /\ UNCHANGED <<store, rk>>
                ELSE Set(k, j, rk[k][j].st, rk[k][j].bad \cup {i}) /\ UNCHANGED <<store, mem>>
   /\ UNCHANGED <<rankRest, hooked, polled, fwd>>
 
@@ -400,10 +408,10 @@ DmaFail(k, j, i) ==
        x[1] = i /\ mem' = IF job[j].kind = "load" THEN [mem EXCEPT ![k][x[2]] = Junk] ELSE mem
   /\ UNCHANGED <<rankRest, hooked, polled, fwd, store>>
 
-(* ACTION  Evict(k, h)                    WHO store: an object goes (eviction, lost segment). *)
-Evict(k, h) ==
-  /\ store[k][h] # NoObj /\ ~calm
-  /\ store' = [store EXCEPT ![k][h] = NoObj]
+(* ACTION  Evict(k, x)                    WHO store: an object goes (eviction, lost segment). *)
+Evict(k, x) ==
+  /\ store[k][x] # NoObj /\ ~calm
+  /\ store' = [store EXCEPT ![k][x] = NoObj]
   /\ UNCHANGED <<coreVars, schedVars, rankVars>>
 
 (* ACTION  ReplayReport(k, j)             WHO aggregator: a report that was applied comes once more with a later output
@@ -433,12 +441,12 @@ SchedulerNext ==
   \/ \E r \in Reqs : Finish(r)
 EnvironmentNext ==
   \/ \E r \in Reqs : Preempt(r) \/ Abort(r) \/ (\E p \in Prompts : Arrive(r, p))
-  \/ \E k \in Ranks, h \in Hashes : Evict(k, h)
+  \/ \E k \in Ranks, x \in Keys : Evict(k, x)
   \/ \E k \in Ranks, j \in JobIds : ReplayReport(k, j)
-  \/ ResetCache \/ StallTimeout \/ BecomeCalm
+  \/ Reset \/ StallTimeout \/ BecomeCalm
 RankNext(k) ==
   \/ RankAccept(k) \/ RankForward(k) \/ TakeReports(k)
-  \/ \E j \in JobIds : \/ RankDrop(k, j) \/ RankFinish(k, j) \/ RankQuarantine(k, j) \/ QuarantineEnds(k, j)
+  \/ \E j \in JobIds : \/ RankDrop(k, j) \/ RankFinish(k, j) \/ RankQuarantine(k, j) \/ RankExpire(k, j)
                        \/ \E R \in Refusals(k, j) : RankStart(k, j, R)
 DmaNext(k) == \E j \in JobIds, i \in Idx : DmaMove(k, j, i) \/ DmaFail(k, j, i)
 

@@ -30,7 +30,7 @@ NewRetry(t, T, p, n) ==       \* still due: did not fit, or the same hash is in 
                                    /\ i <= n => p[i] \notin known}
 EmitStore(r, t, T, p, n) ==
   IF Take(t, T, p, n) = {} THEN NoJob
-  ELSE [kind |-> "store", req |-> r, gen |-> t.gen, sync |-> FALSE,
+  ELSE [kind |-> "store", req |-> r, gen |-> t.gen, sync |-> FALSE, epoch |-> epoch,
         items |-> {<<i, T[i], p[i]>> : i \in Take(t, T, p, n)}]
 AfterEmit(t, T, p, n) ==
   [t EXCEPT !.front = NewFront(t, T, p, n), !.retry = NewRetry(t, T, p, n)]
@@ -38,7 +38,7 @@ AfterEmit(t, T, p, n) ==
 (* EmitLoad: one job on exactly the target blocks.  Their owner is the request; nothing is pinned. *)
 EmitLoad(r, t, items, sync) ==
   IF t.load # "pending" THEN NoJob
-  ELSE [kind |-> "load", req |-> r, gen |-> t.gen, sync |-> sync, items |-> items]
+  ELSE [kind |-> "load", req |-> r, gen |-> t.gen, sync |-> sync, epoch |-> epoch, items |-> items]
 
 (* What a job holds: one block-pool reference on every block that a store reads. *)
 Pins(J) == IF J.kind = "store" THEN BlocksOf(J.items) ELSE {}
@@ -71,7 +71,7 @@ HasPendingPushWork == Live # {}
 
 (* get_num_new_matched_tokens: blocks beyond the local prefix l that every rank's shard of the store has. *)
 LocalHit(p) == MaxOr({n \in 1..(Len(p) - 1) : \A i \in 1..n : \E b \in Blocks : cached[b] = p[i]}, 0)
-InStore(h) == \A k \in Ranks : store[k][h] # NoObj
+InStore(h) == \A k \in Ranks : store[k][KeyOf(h, epoch)] # NoObj
 LoadsAllowed == DeferFree \/ Depth = 1           \* W-03: a producer under async scheduling must not load
 ExternalHit(r, p, l) ==
   IF nohit[r] \/ ~LoadsAllowed \/ nextJob > MaxJob THEN 0

@@ -18,9 +18,9 @@ PinnedNotFreed ==
        THEN \A r \in Reqs : x[2] \in Range(tbl[r]) => r = job[t[2]].req
        ELSE Shared(x[2], x[3])
 
-(* The store never holds wrong bytes: whatever lies under a key is what a correct computation gives for that key
-   with the weights in use now.                                                                               *)
-NoPoison == \A k \in Ranks, h \in Hashes : store[k][h] \in {NoObj, Right(h)}
+(* The store never holds wrong bytes: whatever lies under a key is what a correct computation gives for that hash with
+   the weights of the key's epoch.                                                                                 *)
+NoPoison == \A k \in Ranks, x \in Keys : store[k][x] \in {NoObj, x}
 
 (* No request goes on with bytes that did not arrive: every block that counts as computed holds its right bytes on
    every rank, except where a step in flight is still to write it or a load has not been reported yet.            *)
@@ -53,7 +53,7 @@ OldGenerationHarmless ==
                      => \E j \in Live : job[j].gen = trk[r].gen /\ led'[j].st = "done"]_vars
 
 (* After a successful reset nothing older is served: a hit is offered only on objects made with the weights in use. *)
-ResetForgets == \A k \in Ranks, h \in Hashes : store[k][h] = NoObj \/ store[k][h][2] = epoch
+ResetForgets == \A k \in Ranks, h \in Hashes : store[k][KeyOf(h, epoch)] \in {NoObj, Right(h)}
 
 (* A request whose load failed is not offered a hit again. *)
 FailedHitNotOffered ==
@@ -81,5 +81,5 @@ DmaHasJob == \A t \in dma : rk[t[1]][t[2]].st \in {"running", "quar"}
 PinsReleased == []<>(Pinned = {})                                  \* every pin is given back
 BlocksComeBack == []<>(\A b \in Blocks : ref[b] = 0)               \* every block comes back when nothing runs
 RequestsFinish == []<>(\A r \in Reqs : rst[r] = "none")            \* every request ends
-EngineIdles == <>[](InFlight = {} /\ ~HasPendingPushWork)          \* the engine goes idle and stays so
+EngineIdles == <>[](InFlight = {})          \* the engine goes idle and stays so
 =============================================================================

@@ -36,7 +36,7 @@ VARIABLES
   rk,                          \* per rank and job: life of the job
   mem, dma,                    \* per rank and block: content; transfers of single blocks in flight
   \* ---- Mooncake
-  store                        \* per rank shard and hash: content of the object, or NoObj
+  store                        \* per rank shard and key: content of the object, or NoObj
 
 coreVars == <<rst, rp, rgen, full, tbl, ref, cached, preempted, owed, pipe, calm, epoch>>
 schedVars == <<trk, nextJob, job, led, known, nohit, stalled>>
@@ -60,9 +60,12 @@ Junk == <<"junk", 0>>                       \* any other bytes
 NoObj == <<"none", 0>>                      \* no object
 Bytes == (Hashes \X (0..MaxEpoch)) \cup {Junk}
 
+KeyOf(h, e) == <<h, e>>                     \* the key of an object: block hash and key epoch (fingerprint, group left out)
+Keys == Hashes \X (0..MaxEpoch)
+
 NoTable == [i \in Idx |-> 0]
 NoTrk == [gen |-> 0, front |-> 0, retry |-> {}, load |-> "none", att |-> 0]
-NoJob == [kind |-> "none", req |-> 0, gen |-> 0, sync |-> FALSE, items |-> {}]
+NoJob == [kind |-> "none", req |-> 0, gen |-> 0, sync |-> FALSE, epoch |-> 0, items |-> {}]
 NoLed == [st |-> "none", held |-> {}, rep |-> {}, cnt |-> 0, bad |-> {}]
 NoRk == [st |-> "none", bad |-> {}]
 NoStep == [on |-> FALSE, req |-> 0, wr |-> {}, rd |-> {}, jobs |-> {}, rep |-> {}]
@@ -91,7 +94,7 @@ SchedTypes ==
   /\ nextJob \in 1..(MaxJob + 1)
   /\ \A j \in JobIds : /\ job[j].kind \in {"none", "store", "load"}
                        /\ job[j].req \in {0} \cup Reqs /\ job[j].gen \in {0} \cup Gens
-                       /\ job[j].sync \in BOOLEAN
+                       /\ job[j].sync \in BOOLEAN /\ job[j].epoch \in 0..MaxEpoch
                        /\ job[j].items \subseteq Idx \X Blocks \X Hashes       \* (index, block, hash)
   /\ \A j \in JobIds : /\ led[j].st \in {"none", "live", "done"}
                        /\ led[j].held \subseteq Blocks                         \* blocks pinned for this job
@@ -106,7 +109,7 @@ RankTypes ==
                                   bad : SUBSET Idx]]]
   /\ mem \in [Ranks -> [Blocks -> Bytes]]
   /\ dma \subseteq Ranks \X JobIds \X Idx
-  /\ store \in [Ranks -> [Hashes -> Bytes \cup {NoObj}]]
+  /\ store \in [Ranks -> [Keys -> Bytes \cup {NoObj}]]
 TypeOK == CoreTypes /\ SchedTypes /\ RankTypes
 
 Init ==
@@ -120,7 +123,7 @@ Init ==
   /\ hooked = [k \in Ranks |-> 0] /\ polled = [k \in Ranks |-> 0] /\ fwd = [k \in Ranks |-> 0]
   /\ rk = [k \in Ranks |-> [j \in JobIds |-> NoRk]]
   /\ mem = [k \in Ranks |-> [b \in Blocks |-> Junk]] /\ dma = {}
-  /\ store = [k \in Ranks |-> [h \in Hashes |-> NoObj]]
+  /\ store = [k \in Ranks |-> [x \in Keys |-> NoObj]]
 
 -----------------------------------------------------------------------------
 (* Derived notions. *)

@@ -16,7 +16,6 @@ from kvledger.mooncake.client import MooncakeClient
 from kvledger.mooncake.embedded import EmbeddedStore, list_keys, running_embedded
 from kvledger.mooncake.faults import Fault, FaultyStore, Gate
 from kvledger.protocol import Job, Kind, Ledger, Report, Result
-from kvledger.worker import rank_side as rank_side_module
 from kvledger.worker.layout import CacheLayout
 from kvledger.worker.rank_side import RankSide, StepPlan
 
@@ -441,9 +440,8 @@ def test_direct_mode_bounds_segments(make_rank):
     assert rank.client.calls("put") == 5
 
 
-def test_job_without_progress_is_given_up(make_rank, monkeypatch):
-    monkeypatch.setattr(rank_side_module, "STUCK_AFTER_S", 0.3)
-    rank = make_rank(seed=1)
+def test_job_without_progress_is_given_up(make_rank):
+    rank = make_rank(seed=1, transfer_timeout_s=0.3)
     gate = Gate()
     rank.client.add(Fault(operation="exists", call=1, gate=gate))
     rank.submit(job(1, Kind.STORE, [0], [0]), job(2, Kind.STORE, [1], [1]))

@@ -163,7 +163,16 @@ class Ledger:
             return False
         if self._sync_targets:
             return True  # even without new blocks: note whom the loads concern
+        if self._pins.is_full:
+            return False
         return storable > tracker.frontier or any(t <= now for t in tracker.retry.values())
+
+    def is_through(self, request_id: str, limit: int) -> bool:
+        """Whether nothing is left to store of the request's first `limit` blocks, unless a job of it fails later."""
+        tracker = self._trackers.get(request_id)
+        if tracker is None or tracker.load is Load.TAINTED:
+            return True
+        return tracker.frontier >= limit and not tracker.retry and tracker.may_store
 
     def emit_store(
         self, request_id: str, storable: int, block_ids: Sequence[int], hashes: Sequence[bytes], *, now: float

@@ -33,6 +33,11 @@ class PinTable:
         """Whether `block_id` may be pinned on top of `chosen` blocks that are about to be pinned."""
         return block_id in self._count or len(self._count) + chosen < self._max_blocks
 
+    @property
+    def is_full(self) -> bool:
+        """Whether no block may be pinned that is not pinned already."""
+        return len(self._count) >= self._max_blocks
+
     def pin(self, job_id: int, block_ids: tuple[int, ...]) -> None:
         """Note one reference per block.
 

@@ -96,6 +96,7 @@ class SchedulerSide:
         self._failed_hits: set[str] = set()
         self._accepted: list[tuple[str, list[int], list[bytes]]] = []
         self._cancelled: list[int] = []
+        self._saving: dict[str, None] = {}  # requests with blocks left to store, in admission order
         self._pool: BlockPool | None = None
         self._wait_allowance_s = self._step_allowance()
         self._hit_tokens = 0
@@ -179,6 +180,7 @@ class SchedulerSide:
         if not self._admissions.is_current(request):
             self._admissions.begin(request)
             self._ledger.begin_generation(request.request_id)
+            self._saving[request.request_id] = None
         asked = self._asked.pop(request.request_id, None)
         if num_external_tokens <= 0:
             return
@@ -214,17 +216,27 @@ class SchedulerSide:
         return [self._ledger.emit_load(r, targets, hashes, sync=sync, now=now) for r, targets, hashes in accepted]
 
     def _emit_stores(self, output: "SchedulerOutput", now: float) -> list[Job]:
+        """Only requests with blocks left to store are looked at: a step of pure decoding costs nothing."""
         jobs = []
-        for request_id, num_scheduled in output.num_scheduled_tokens.items():
+        for request_id in list(self._saving):
             request = self._admissions.request(request_id)
             if request is None:
-                continue
-            storable = self._storable(request, num_scheduled)
-            if self._ledger.wants_store(request_id, storable, now):
-                job = self._emit_store(output, request, storable, now)
-                if job is not None:
-                    jobs.append(job)
+                del self._saving[request_id]
+            elif request_id in output.num_scheduled_tokens:
+                storable = self._storable(request, output.num_scheduled_tokens[request_id])
+                if self._ledger.wants_store(request_id, storable, now):
+                    job = self._emit_store(output, request, storable, now)
+                    jobs += [job] if job is not None else []
+                if self._ledger.is_through(request_id, self._limit(request)):
+                    del self._saving[request_id]
         return jobs
+
+    def _limit(self, request: "Request") -> int:
+        """Blocks of the request that may ever be stored."""
+        tokens = request.max_tokens + request.num_prompt_tokens
+        if not self._settings.save_decode_cache:
+            tokens = request.num_prompt_tokens
+        return tokens // self._plan.block_size
 
     def _storable(self, request: "Request", num_scheduled: int) -> int:
         """Leading blocks whose KV is right once this step has run.
@@ -272,6 +284,8 @@ class SchedulerSide:
     def _settle(self, settled: Settled) -> None:
         if settled.released:
             self._release(settled.released)
+            if settled.bad and settled.current:
+                self._saving[settled.request_id] = None
         if settled.job.kind is Kind.LOAD and settled.bad:
             self._ledger.forget_known([settled.job.hashes[p] for p in settled.bad])
             if settled.current:

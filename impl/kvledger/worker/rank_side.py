@@ -25,9 +25,6 @@ from kvledger.worker.transfer import Transfer
 
 logger = logging.getLogger(__name__)
 
-STUCK_AFTER_S = 90.0
-"""A job that makes no progress for this long is given up; Mooncake itself gives a batch up after 60 s."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
@@ -56,7 +53,7 @@ class RankSide:
         self._keys = keys
         self._client = client
         self._direct = settings.resolved_transfer_mode == "direct"
-        stuck_after_s = STUCK_AFTER_S + (settings.quarantine_s if self._direct else 0.0)
+        stuck_after_s = settings.transfer_timeout_s + (settings.quarantine_s if self._direct else 0.0)
         self._desk = Desk(RankLedger(rank=rank, stuck_after_s=stuck_after_s, quarantine_s=settings.quarantine_s))
         self._lanes: dict[Kind, Lane] = {}
         self._device = torch.device("cpu")

@@ -1,0 +1,246 @@
+"""Differences between vLLM releases 0.27.1, 0.28 and 0.32, in one place: configuration, hook order, small APIs.
+
+Nothing here knows a connector. Each function says what differs and since when.
+"""
+
+import contextlib
+import copy
+import functools
+import json
+import os
+import pickle
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "CRITICAL")
+
+import torch
+import vllm
+from vllm.config import KVTransferConfig, VllmConfig
+from vllm.distributed import parallel_state
+from vllm.engine.arg_utils import EngineArgs
+from vllm.utils.hashing import sha256
+from vllm.v1.core import kv_cache_utils
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.structured_output import StructuredOutputManager
+
+from kvledger_conformance.oracle import LAYERS
+
+VLLM_VERSION = str(vllm.__version__).partition("+")[0]
+TINY_MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 4096,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """How large the engine under test is. Small numbers make collisions."""
+
+    ranks: int = 1
+    num_blocks: int = 15
+    block_size: int = 4
+    max_model_len: int = 32
+    max_num_seqs: int = 4
+    max_num_batched_tokens: int = 16
+    role: str = "kv_both"
+
+
+@functools.cache
+def _base_config(shape: Shape) -> VllmConfig:
+    """A vLLM configuration without devices or processes; slow to make, so made once per shape."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="conformance-") as folder:
+        Path(folder, "config.json").write_text(json.dumps(TINY_MODEL))
+        config = EngineArgs(
+            model=folder,
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            dtype="float32",
+            block_size=32,
+            max_model_len=shape.max_model_len,
+            enforce_eager=True,
+            enable_prefix_caching=True,
+            max_num_seqs=shape.max_num_seqs,
+            max_num_batched_tokens=shape.max_num_batched_tokens,
+        ).create_engine_config()
+    config.parallel_config.tensor_parallel_size = shape.ranks
+    config.parallel_config.world_size = shape.ranks
+    config.cache_config.block_size = shape.block_size
+    config.cache_config.num_gpu_blocks = shape.num_blocks
+    return config
+
+
+@functools.cache
+def _structured(shape: Shape) -> StructuredOutputManager:
+    return StructuredOutputManager(_base_config(shape))
+
+
+def make_config(shape: Shape, connector: str, module: str | None, extra: dict[str, Any], rank: int = 0) -> VllmConfig:
+    """The configuration that one process of the engine sees. Load failures are recomputed, as a cache needs."""
+    config = copy.copy(_base_config(shape))
+    config.parallel_config = copy.copy(config.parallel_config)
+    config.parallel_config.rank = rank
+    config.cache_config = copy.copy(config.cache_config)
+    config.kv_transfer_config = KVTransferConfig(
+        kv_connector=connector,
+        kv_connector_module_path=module,
+        kv_role=shape.role,
+        kv_connector_extra_config=dict(extra),
+        kv_load_failure_policy="recompute",
+    )
+    return config
+
+
+def make_cache_config(shape: Shape) -> KVCacheConfig:
+    """One full-attention group; a block of a layer has one 8-byte cell per token."""
+    spec = FullAttentionSpec(block_size=shape.block_size, num_kv_heads=1, head_size=1, dtype=torch.float32)
+    return KVCacheConfig(
+        num_blocks=shape.num_blocks,
+        kv_cache_tensors=[],
+        kv_cache_groups=[KVCacheGroupSpec(list(LAYERS), spec)],
+    )
+
+
+def make_scheduler(shape: Shape, config: VllmConfig) -> Scheduler:
+    """vLLM's scheduler, which builds the scheduler-side connector itself."""
+    return Scheduler(
+        vllm_config=config,
+        kv_cache_config=make_cache_config(shape),
+        structured_output_manager=_structured(shape),
+        block_size=shape.block_size,
+        log_stats=True,
+    )
+
+
+def make_hasher(block_size: int) -> Callable[[Any], list[Any]]:
+    """Block hashes as vLLM makes them. The seed is random per process before 0.32; the replays want it fixed."""
+    os.environ.setdefault("PYTHONHASHSEED", "0")
+    kv_cache_utils.init_none_hash(sha256)
+    return kv_cache_utils.get_request_block_hasher(block_size, sha256)
+
+
+class _Event:
+    """What vLLM's CPU worker puts in the place of `torch.cuda.Event`: nothing to wait for."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        del args, kwargs
+
+    def record(self, *args: Any) -> None:
+        """Nothing."""
+
+    def synchronize(self) -> None:
+        """Nothing."""
+
+    def query(self) -> bool:
+        """Always done."""
+        return True
+
+
+@contextlib.contextmanager
+def cpu_worker() -> Iterator[None]:
+    """What a CPU worker process looks like to a connector."""
+    before = torch.cuda.Event
+    torch.cuda.Event = _Event  # type: ignore[assignment, misc]
+    try:
+        yield
+    finally:
+        torch.cuda.Event = before  # type: ignore[misc]
+
+
+@contextlib.contextmanager
+def as_rank(rank: int, ranks: int) -> Iterator[None]:
+    """Inside the block this process is `rank` of `ranks` tensor-parallel ranks."""
+
+    def group(index: int, size: int) -> Any:
+        return SimpleNamespace(
+            rank_in_group=index, rank=index, local_rank=index, world_size=size, ranks=list(range(size)),
+            is_first_rank=index == 0, is_last_rank=index == size - 1,
+        )  # fmt: skip
+
+    names = {"_TP": group(rank, ranks), "_PP": group(0, 1), "_DCP": group(0, 1), "_PCP": group(0, 1)}
+    before = {n: getattr(parallel_state, n, None) for n in names}
+    for name, value in names.items():
+        setattr(parallel_state, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(parallel_state, name, value)
+
+
+def metadata_for(output: SchedulerOutput, ranks: int) -> Any:
+    """A step's metadata as a rank sees it: by reference in one process, pickled towards several."""
+    metadata = output.kv_connector_metadata
+    return metadata if ranks == 1 else pickle.loads(pickle.dumps(metadata))  # noqa: S301 - our own bytes
+
+
+def run_hooks(
+    connector: Any,
+    output: SchedulerOutput,
+    metadata: Any,
+    forward: Callable[[], None],
+    before_collect: Callable[[], None],
+) -> KVConnectorOutput:
+    """One step on one rank, in the order of vLLM's model runner.
+
+    0.27 and 0.28 start loads before the forward, skip `wait_for_save` on empty steps and collect with `get_finished`;
+    from 0.29 on loads start after the forward unless it needs them, and `get_transfer_results` collects. Like the
+    runner, this collects from a `finally`, so also when the forward raised.
+    """
+    modern = hasattr(connector, "get_transfer_results")
+    empty = not output.num_scheduled_tokens
+    late_start = modern and not getattr(output, "has_sync_kv_loads", False)
+    result = KVConnectorOutput()
+    connector.handle_preemptions(metadata)
+    connector.bind_connector_metadata(metadata)
+    if not late_start:
+        connector.start_load_kv(None)
+    try:
+        forward()
+    finally:
+        if late_start:
+            connector.start_load_kv(None)
+        if modern or not empty:
+            connector.wait_for_save()
+        before_collect()
+        if modern:
+            transfers = connector.get_transfer_results(output.finished_req_ids)
+            result.finished_sending = transfers.finished_sending
+            result.finished_recving = transfers.finished_recving
+            result.failed_recving = transfers.failed_recving
+        else:
+            result.finished_sending, result.finished_recving = connector.get_finished(output.finished_req_ids)
+        result.invalid_block_ids = connector.get_block_ids_with_load_errors()
+        result.kv_connector_stats = connector.get_kv_connector_stats()
+        result.kv_cache_events = connector.get_kv_connector_kv_cache_events()
+        result.kv_connector_worker_meta = connector.build_connector_worker_meta()
+        connector.clear_connector_metadata()
+    return result
+
+
+def runner_output(sampled: dict[str, list[int]], transfers: KVConnectorOutput) -> ModelRunnerOutput:
+    """What the model runner answers to one step."""
+    ids = list(sampled)
+    return ModelRunnerOutput(
+        req_ids=ids,
+        req_id_to_index={r: i for i, r in enumerate(ids)},
+        sampled_token_ids=list(sampled.values()),
+        kv_connector_output=transfers,
+    )

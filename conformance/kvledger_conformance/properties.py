@@ -1,0 +1,39 @@
+"""What every KV connector must keep, each with a name and one sentence, and how a breach is raised."""
+
+from typing import Any
+
+PROPERTIES: dict[str, str] = {
+    "blocks-held-during-dma": "No block that a transfer in flight reads or writes is free or has been given to anyone "
+    "else.",
+    "no-write-under-dma": "No forward writes into a block while a transfer reads or writes it.",
+    "stored-bytes-right": "The bytes stored under a key are the KV of exactly the tokens that the key stands for.",
+    "load-errors-complete": "What a load did not provably bring is reported before the request computes on it.",
+    "computes-on-right-bytes": "No request computes on KV that is not its own prefix's.",
+    "outputs-right": "Every request gets the tokens that its prompt leads to.",
+    "references-exact": "A block has as many references as owners; back to none when the engine is idle.",
+    "one-completion-per-load": "Each rank reports each load once: not twice, not never, not unasked.",
+    "engine-alive": "No hook raises, whatever core may do in this order.",
+    "goes-idle": "When the store answers, the engine goes idle within a bounded number of steps, and not before all "
+    "references are back.",
+    "bounded-pins": "While the store is silent, requests that need no store still finish.",
+    "bounded-retries": "A load that keeps failing is not offered to the same request for ever.",
+    "nothing-stale-after-reset": "After a successful reset of connector and cache nothing older is served.",
+    "no-call-after-close": "The store's handle is not used after it was closed.",
+}
+
+
+class Violation(AssertionError):  # noqa: N818 - a finding, not an error of the suite
+    """A property was broken. `story` tells how; `script` replays it."""
+
+    def __init__(self, name: str, what: str) -> None:
+        if name not in PROPERTIES:
+            raise KeyError(f"unknown property {name!r}")
+        super().__init__(f"{name}: {what}")
+        self.name = name
+        self.what = what
+        self.script: list[dict[str, Any]] = []
+        self.story = ""
+
+
+class Impossible(Exception):  # noqa: N818 - the driver's refusal: this action does not exist in this state
+    """The action cannot happen in this state; a script that asks for it has been shortened too far."""

@@ -1,0 +1,97 @@
+"""One run of TLC in a directory of its own, and what its output says."""
+
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from spectools import env
+
+SPEC = Path(__file__).resolve().parent.parent
+RESULTS = {0: "pass", 10: "assumption", 11: "deadlock", 12: "invariant", 13: "property", 75: "evaluation error",
+           150: "parse error", 151: "config error"}
+
+
+@dataclass(slots=True)
+class Run:
+    """Outcome of one model. `trace` holds (action, state text) of a counterexample, in order."""
+
+    result: str
+    property: str = ""
+    distinct: int = 0
+    generated: int = 0
+    depth: int = 0
+    seconds: float = 0.0
+    trace: list[tuple[str, str]] = field(default_factory=list)
+    actions: dict[str, int] = field(default_factory=dict)
+    output: str = ""
+
+
+def _number(pattern: str, text: str) -> int:
+    found = re.findall(pattern, text)
+    return int(found[-1].replace(",", "")) if found else 0
+
+
+def read_trace(output: str) -> list[tuple[str, str]]:
+    """The states of the counterexample in TLC's output, each with the action that led to it."""
+    heads = list(re.finditer(r"^(?:State )?(\d+): (?:<(\w+)[^\n]*>|(Stuttering)|(Back to state[^\n]*))[^\n]*$", output, re.M))
+    trace = []
+    for head, following in zip(heads, [*heads[1:], None], strict=True):
+        body = output[head.end() : following.start() if following else len(output)]
+        body = re.split(r"\n\n|\nThe coverage|\n\d+ states generated", body.lstrip("\n"))[0]
+        trace.append((head[2] or head[3] or head[4], body.strip()))
+    return trace
+
+
+def read_actions(output: str) -> dict[str, int]:
+    """Steps generated per action, from the last coverage report."""
+    last = output.rfind("The coverage statistics")
+    found: dict[str, int] = {}
+    for match in re.finditer(r"^<(\w+) line [^>]*>: (\d+):(\d+)$", output[max(last, 0) :], re.M):
+        found[match[1]] = found.get(match[1], 0) + int(match[3])
+    return found
+
+
+def read(output: str, code: int) -> Run:
+    """What TLC's output and exit code say."""
+    run = Run(RESULTS.get(code, f"exit {code}"), output=output)
+    named = re.search(r"(?:Invariant|Action property|Temporal property|property) (\w+) (?:is|was) violated", output)
+    run.property = named[1] if named else ""
+    run.generated = _number(r"([\d,]+) states generated", output)
+    run.distinct = _number(r"([\d,]+) distinct states found", output)
+    run.depth = _number(r"depth of the complete state graph search is (\d+)", output)
+    if code not in (0, 1):
+        run.trace = read_trace(output)
+    run.actions = read_actions(output)
+    return run
+
+
+def check(module: str, cfg_text: str, *, timeout_s: float, heap: str = "2g", coverage: bool = False) -> Run:
+    """Run TLC on `module` with a configuration. The JVM gets a directory of its own, removed afterwards."""
+    scratch = Path(tempfile.mkdtemp(prefix="kvledger-spec-"))
+    try:
+        config = scratch / "model.cfg"
+        config.write_text(cfg_text, encoding="utf-8")
+        command = [
+            env.java(), f"-Xmx{heap}", "-XX:+UseParallelGC", f"-Djava.io.tmpdir={scratch}", "-cp", str(env.jar()),
+            "tlc2.TLC", "-workers", "1", "-deadlock", "-fp", "0", "-seed", "1",
+            "-metadir", str(scratch / "meta"), "-config", str(config),
+            *(["-coverage", "1"] if coverage else []), module,
+        ]  # fmt: skip
+        started = time.monotonic()
+        try:
+            done = subprocess.run(
+                command, cwd=SPEC, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, check=False
+            )
+        except subprocess.TimeoutExpired as late:
+            text = late.stdout.decode() if isinstance(late.stdout, bytes) else late.stdout or ""
+            run = Run("timeout", output=text, distinct=_number(r"([\d,]+) distinct states found", text))
+        else:
+            run = read(done.stdout + done.stderr, done.returncode)
+        run.seconds = time.monotonic() - started
+        return run
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
