@@ -53,7 +53,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     add("--prompts", type=int, metavar="N", help="how many prompts (default 24, with --quick 12)")
     add("--quick", action="store_true", help="fewer prompts, fewer new tokens, an even smaller pool")
-    add("--pool-blocks", type=int, metavar="N", help="KV blocks of the cold and warm engines (default 64, with --quick 48)")
+    add(
+        "--pool-blocks",
+        type=int,
+        metavar="N",
+        help="KV blocks of the cold and warm engines (default 64, with --quick 48)",
+    )
     add("--reference", type=Path, metavar="DIR", help="keep the reference run there, or use the one that is there")
     add("--connector", metavar="MODULE:CLASS", help="test this connector class instead of kvledger's own")
     add("--load-sync", action="store_true", help="load from the store inside the step instead of beside it")

@@ -115,18 +115,18 @@ class Driver:
         """The index of the reference KV. Where outputs differ, the sequences that the engines really had are
         recomputed too, so that the audit judges each object by the tokens of its own key."""
         reference = runs["reference"]
-        strange = [
-            prompt + tokens
-            for name in ("cold", "warm")
-            for prompt, tokens, wanted in zip(
-                reference["prompts"], runs[name]["tokens"], reference["tokens"], strict=True
-            )
-            if tokens != wanted
-        ]
+        sequences = {
+            tuple(prompt + tokens)
+            for run in runs.values()
+            for prompt, tokens in zip(reference["prompts"], run["tokens"], strict=True)
+        }
+        strange = len(sequences) - len(reference["prompts"])
         if not strange:
             return reference["dump"]  # type: ignore[no-any-return]
-        self.tell("reference", f"once more, for the KV of {len(strange)} sequences that came out differently")
-        again = self.engine("reference", name="reference-again", dump_dir=self.folder, also_prefill=strange)
+        self.tell("reference", f"once more, for the KV of {strange} sequences that came out differently")
+        again = self.engine(
+            "reference", name="reference-again", dump_dir=self.folder, prefill=sorted(map(list, sequences))
+        )
         return {**again["dump"], "folder": str(self.folder)}
 
     def audit(self, address: str, keys: list[str], dump: dict[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ IDLE_BOUND_S = 120.0  # how long the engine may take to go idle after the last o
 class Order:
     """What this process shall do, and where the result goes.
 
-    ``also_prefill`` (reference only): token sequences whose KV is wanted besides that of the prompts and outputs.
+    ``prefill`` (reference only): token sequences whose KV is wanted, instead of serving the prompts.
     ``dump_dir`` (reference only): where the KV of every cached block goes, for the audit."""
 
     role: str
@@ -32,7 +32,7 @@ class Order:
     result: Path
     store_address: str | None = None
     dump_dir: Path | None = None
-    also_prefill: list[list[int]] = dataclasses.field(default_factory=list)
+    prefill: list[list[int]] = dataclasses.field(default_factory=list)
 
     def save(self, path: Path) -> None:
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -127,7 +127,7 @@ class Run:
                 values[wanted[metric.name]] += int(metric.value)
         return values
 
-    def dump(self, folder: Path) -> dict[str, Any]:
+    def dump(self, folder: Path | None) -> dict[str, Any]:
         """Writes the KV of every block that has a hash; returns the index of the records."""
         from vllm.v1.core.kv_cache_utils import get_block_hash
 
@@ -149,8 +149,12 @@ def run(order: Order, progress: Progress) -> dict[str, Any]:
     progress.send("starting")
     llm = build(order)
     progress.send("serving", startup_s=time.monotonic() - started)
-    prompts = token_prompts(llm.get_tokenizer(), order.plan.num_prompts)
     job = Run(order, llm, progress)
+    if order.prefill:
+        job.serve(order.prefill, 1)
+        job.go_idle()
+        return {"dump": job.dump(order.dump_dir)}
+    prompts = token_prompts(llm.get_tokenizer(), order.plan.num_prompts)
     outputs = job.serve(prompts, order.plan.max_new_tokens)
     served_s = time.monotonic() - started
     result: dict[str, Any] = {
@@ -162,9 +166,6 @@ def run(order: Order, progress: Progress) -> dict[str, Any]:
     }
     progress.send("draining")
     result["idle"], result["idle_after_s"] = job.go_idle()
-    if order.also_prefill:
-        job.serve(order.also_prefill, 1)
-        job.go_idle()
     result |= job.counters()
     if order.dump_dir:
         result["dump"] = job.dump(order.dump_dir)

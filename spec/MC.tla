@@ -24,7 +24,7 @@ LowestFree(B) == IF B = {} THEN {} ELSE {Min(B)}   \* blocks are alike: core tak
 PollLate(k, s) == fwd[k] >= s                      \* results are collected after the forward, never before the saves
 NoRefusal(k, j) == {{}}                            \* the store has room
 NothingToDo ==                                     \* an empty step only if nobody can be given work
-  \A r \in Reqs : /\ rst[r] = "waiting" => FreeBlocks = {}
+  \A r \in Reqs : /\ rst[r] = "waiting" => FreeBlocks \ Hits(rp[r], LocalHit(rp[r])) = {}
                   /\ rst[r] = "running" /\ full[r] < Len(rp[r]) => tbl[r][full[r] + 1] = 0 /\ FreeBlocks = {}
 
 -----------------------------------------------------------------------------

@@ -1,0 +1,292 @@
+"""Hypothesis state machines: one rule per action, over small pools of prompts and ids, so that things collide.
+
+Several small machines besides the full one: with many rules the combination that matters gets rare, and Hypothesis's
+swarm testing already switches rules off per run. A rule whose action does not exist in the state at hand does nothing.
+"""
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, Verbosity, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+
+from kvledger_conformance import compat, driver, targets
+from kvledger_conformance.properties import Impossible, Violation
+
+PROFILES: dict[str, dict[str, Any]] = {
+    "dev": {"max_examples": 15, "stateful_step_count": 25, "derandomize": True},
+    "ci": {"max_examples": 40, "stateful_step_count": 30, "derandomize": True},
+    "nightly": {"max_examples": 2000, "stateful_step_count": 60, "derandomize": False},
+}
+
+NAMES = st.sampled_from("xyz")
+PROMPTS = st.tuples(st.sampled_from(["a", "ab", "abc", "abcd", "b", "bcd", "abd"]), st.integers(0, 3))
+TOKENS = st.integers(1, 12)
+RANKS = st.integers(0, 1)
+OPERATIONS = st.sampled_from(["put", "get"])
+PHASES = st.sampled_from(["before", "during", "after"])
+CODES = st.sampled_from([-200, -600, -704, -707, -900, -1])
+
+
+@dataclass
+class Tally:
+    """What the machines did, for the report: floors on it keep a run from passing because nothing happens."""
+
+    actions: Counter[str] = field(default_factory=Counter)
+    impossible: Counter[str] = field(default_factory=Counter)
+    runs: int = 0
+    seen: Counter[str] = field(default_factory=Counter)
+
+
+class Machine(RuleBasedStateMachine):
+    """The common part: an engine per run. Subclasses made by `machine_for` set target, shape, what to look past."""
+
+    target: targets.Target
+    shapes: tuple[compat.Shape, ...]
+    past: frozenset[str] = frozenset()
+    tally = Tally()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._context: Any = None
+        self._driver: driver.Driver | None = None
+        self._broken = False
+
+    @initialize(shape=st.integers(0, 3))
+    def start(self, shape: int) -> None:
+        """An engine of one of the shapes."""
+        chosen = self.shapes[shape % len(self.shapes)]
+        self.tally.runs += 1
+        self._context = driver.driving(self.target, chosen, self.past)
+        self._driver = self._context.__enter__()
+        self._shape = chosen
+
+    def act(self, action: str, **arguments: Any) -> None:
+        """Perform an action; one that does not exist now is left out."""
+        if self._driver is None or self._broken:
+            return
+        try:
+            self._driver.do(action, **arguments)
+            self.tally.actions[action] += 1
+        except Impossible:
+            self.tally.impossible[action] += 1
+        except BaseException as error:
+            self._broken = True
+            if isinstance(error, Violation):
+                error.shape = self._shape  # type: ignore[attr-defined]
+            raise
+
+    def teardown(self) -> None:
+        """Every run ends with `finish`, and the engine is taken down whatever happened."""
+        if self._driver is None:
+            return
+        try:
+            if not self._broken:
+                self._note_what_was_seen()
+                self.act("finish")
+        finally:
+            self._context.__exit__(None, None, None)
+            self._driver = None
+
+    def _note_what_was_seen(self) -> None:
+        engine = self._driver.engine
+        requests = [r for _, r in engine.all_requests()]
+        facts = {
+            "preemption": any(r.num_preemptions for r in requests),
+            "load": bool(engine.attempts),
+            "id reused": bool(engine.ended),
+            "call held": bool(engine.world.held()),
+            "late copy": bool(engine.world.late()),
+            "store": any(t.operation == "put" for t in engine.world.transfers),
+            "weights changed": bool(engine.weights),
+        }
+        self.tally.seen.update(name for name, true in facts.items() if true)
+
+
+class Requests(Machine):
+    """Arrivals, steps, aborts: in every machine."""
+
+    @rule(name=NAMES, prompt=PROMPTS, tokens=TOKENS)
+    def add(self, name: str, prompt: tuple[str, int], tokens: int) -> None:
+        self.act("add", name=name, blocks=prompt[0], tail=prompt[1], tokens=tokens)
+
+    @rule(early=st.booleans())
+    def step(self, early: bool) -> None:
+        self.act("step", early=early)
+
+    @rule(count=st.integers(2, 6))
+    def steps(self, count: int) -> None:
+        self.act("steps", count=count)
+
+    @rule()
+    def forget(self) -> None:
+        self.act("forget")
+
+
+class Stores(Requests):
+    """Preemption, reuse and id reuse while stores are held: the road to #52360 and #51637."""
+
+    @rule()
+    def preempt(self) -> None:
+        self.act("preempt")
+
+    @rule(rank=RANKS, phase=PHASES)
+    def hold_put(self, rank: int, phase: str) -> None:
+        self.act("hold", rank=rank, operation="put", phase=phase)
+
+    @rule(rank=RANKS)
+    def open_put(self, rank: int) -> None:
+        self.act("open", rank=rank, operation="put")
+
+    @rule(name=NAMES)
+    def abort(self, name: str) -> None:
+        self.act("abort", name=name)
+
+
+class Loads(Requests):
+    """Hits, held loads, aborted loads, failed loads, evictions."""
+
+    @rule(rank=RANKS, phase=PHASES)
+    def hold_get(self, rank: int, phase: str) -> None:
+        self.act("hold", rank=rank, operation="get", phase=phase)
+
+    @rule(rank=RANKS)
+    def open_get(self, rank: int) -> None:
+        self.act("open", rank=rank, operation="get")
+
+    @rule(name=NAMES)
+    def abort(self, name: str) -> None:
+        self.act("abort", name=name)
+
+    @rule()
+    def preempt(self) -> None:
+        self.act("preempt")
+
+    @rule(index=st.integers(0, 40), all_ranks=st.booleans())
+    def evict(self, index: int, all_ranks: bool) -> None:
+        self.act("evict", index=index, all_ranks=all_ranks)
+
+    @rule(rank=RANKS, position=st.none() | st.integers(0, 2), code=CODES)
+    def fail_get(self, rank: int, position: int | None, code: int) -> None:
+        self.act("fault", operation="get", kind="code", rank=rank, code=code, position=position)
+
+
+class Faults(Requests):
+    """Everything that a store can answer wrongly."""
+
+    @rule(
+        operation=st.sampled_from(["put", "get", "exists"]),
+        kind=st.sampled_from(["raise", "raise_after", "short", "long", "none"]),
+        rank=st.none() | RANKS,
+        times=st.integers(1, 2),
+    )
+    def odd(self, operation: str, kind: str, rank: int | None, times: int) -> None:
+        self.act("fault", operation=operation, kind=kind, rank=rank, times=times)
+
+    @rule(operation=st.sampled_from(["put", "get", "exists"]), code=CODES, position=st.none() | st.integers(0, 2))
+    def refuse(self, operation: str, code: int, position: int | None) -> None:
+        self.act("fault", operation=operation, kind="code", code=code, position=position, times=2)
+
+    @rule()
+    def heal(self) -> None:
+        self.act("heal")
+
+    @rule()
+    def preempt(self) -> None:
+        self.act("preempt")
+
+
+class Late(Requests):
+    """Calls that give up while their bytes still move."""
+
+    @rule(operation=OPERATIONS, rank=RANKS)
+    def give_up(self, operation: str, rank: int) -> None:
+        self.act("fault", operation=operation, kind="late", rank=rank)
+
+    @rule()
+    def land(self) -> None:
+        self.act("land")
+
+    @rule()
+    def preempt(self) -> None:
+        self.act("preempt")
+
+
+class Resets(Requests):
+    """Cache resets with and without running requests, and new weights."""
+
+    @rule(running=st.booleans())
+    def reset(self, running: bool) -> None:
+        self.act("reset", running=running)
+
+    @rule()
+    def new_weights(self) -> None:
+        self.act("new_weights")
+
+    @rule()
+    def preempt(self) -> None:
+        self.act("preempt")
+
+    @rule(rank=RANKS)
+    def hold_put(self, rank: int) -> None:
+        self.act("hold", rank=rank, operation="put")
+
+    @rule(rank=RANKS)
+    def open_put(self, rank: int) -> None:
+        self.act("open", rank=rank, operation="put")
+
+
+class Everything(Stores, Loads, Faults, Late, Resets):
+    """All rules."""
+
+
+MACHINES: dict[str, type[Machine]] = {
+    "stores": Stores,
+    "loads": Loads,
+    "faults": Faults,
+    "late": Late,
+    "resets": Resets,
+    "everything": Everything,
+}
+
+SHAPES = (
+    compat.Shape(ranks=1, num_blocks=12),
+    compat.Shape(ranks=2, num_blocks=12),
+    compat.Shape(ranks=2, num_blocks=17, max_num_batched_tokens=8),
+)
+
+
+def machine_for(
+    name: str, target: targets.Target, *, past: frozenset[str] = frozenset(), shapes: tuple[compat.Shape, ...] = SHAPES
+) -> type[Machine]:
+    """The machine `name` against a target."""
+    fields = {"target": target, "past": past, "shapes": shapes, "tally": Tally()}
+    return type(MACHINES[name].__name__, (MACHINES[name],), fields)
+
+
+def run_machine(machine: type[Machine], profile: str, *, seed: int | None = None, **changes: Any) -> Violation | None:
+    """Run one machine; the violation that Hypothesis shrank, or None."""
+    from hypothesis import seed as seeded
+
+    chosen = {**PROFILES[profile], **changes}
+    options = settings(
+        deadline=None,
+        database=None,
+        print_blob=False,
+        verbosity=Verbosity.quiet,
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+        phases=(Phase.generate, Phase.shrink),
+        **chosen,
+    )
+    factory = machine
+    if not chosen.get("derandomize"):
+        factory = seeded(random.getrandbits(32) if seed is None else seed)(machine)
+    try:
+        run_state_machine_as_test(factory, settings=options)
+    except Violation as violation:
+        return violation
+    return None

@@ -1,0 +1,220 @@
+"""Scripts that are always run: public bug reports and known weaknesses, retold as actions.
+
+Each names where it comes from and the property that a connector with that bug breaks. They are the fast part of a run
+on a strange connector; the state machines go on from there.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvledger_conformance.compat import Shape
+from kvledger_conformance.driver import Script
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """`breaks`: the property that a connector with this bug breaks. `past`: what may break before that and would hide it;
+    other scenarios look for it."""
+
+    name: str
+    source: str
+    breaks: str
+    script: Script
+    shape: Shape = Shape()
+    finish: bool = True
+    options: tuple[tuple[str, Any], ...] = ()
+    past: frozenset[str] = frozenset()
+
+
+def _do(action: str, **arguments: Any) -> dict[str, Any]:
+    return {"do": action, **arguments}
+
+
+def _add(name: str, blocks: str, tail: int = 1, tokens: int = 2) -> dict[str, Any]:
+    return _do("add", name=name, blocks=blocks, tail=tail, tokens=tokens)
+
+
+STEP = _do("step")
+BYTES = frozenset({"blocks-held-during-dma", "stored-bytes-right", "computes-on-right-bytes", "load-errors-complete"})
+STORED_AND_FORGOTTEN = [_add("a", "abc"), _do("steps", count=8), _do("forget")]
+"""Prompt abc is in the store and not in the local cache."""
+
+SCENARIOS = (
+    Scenario(
+        "blocks of a preempted request under a running store",
+        "vLLM #52360",
+        "blocks-held-during-dma",
+        [
+            _do("hold", rank=0, operation="put"),
+            _add("a", "abc", tokens=8),
+            STEP,
+            _do("preempt"),
+            STEP,
+            _do("forget"),
+            _do("steps", count=3),
+        ],
+    ),
+    Scenario(
+        "late result of an older generation of the same request id",
+        "vLLM #51637",
+        "goes-idle",
+        [
+            _do("hold", rank=0, operation="put"),
+            _add("a", "ab", tokens=8),
+            STEP,
+            _do("preempt"),
+            STEP,
+            STEP,
+            _do("open"),
+            _do("steps", count=12),
+        ],
+        past=BYTES,
+    ),
+    Scenario(
+        "the same with two ranks at different speeds",
+        "vLLM #51637",
+        "goes-idle",
+        [
+            _do("hold", rank=1, operation="put"),
+            _add("a", "ab", tokens=8),
+            STEP,
+            _do("preempt"),
+            STEP,
+            STEP,
+            STEP,
+            _do("open"),
+            _do("steps", count=12),
+        ],
+        Shape(ranks=2),
+        past=BYTES,
+    ),
+    Scenario(
+        "existence check raises",
+        "vLLM PR #43742",
+        "goes-idle",
+        [_do("fault", operation="exists", kind="raise", rank=0, times=2), _add("a", "abc", tokens=4)],
+    ),
+    Scenario(
+        "put raises, then answers None",
+        "vLLM PR #43742",
+        "goes-idle",
+        [
+            _do("fault", operation="put", kind="raise"),
+            _do("fault", operation="put", kind="none"),
+            _add("a", "abc", tokens=4),
+            _do("steps", count=6),
+            _add("b", "bcd", tokens=4),
+        ],
+    ),
+    Scenario(
+        "short list from a get",
+        "W-10",
+        "load-errors-complete",
+        [*STORED_AND_FORGOTTEN, _do("fault", operation="get", kind="short"), _add("b", "abc", tail=2)],
+    ),
+    Scenario(
+        "get answers None",
+        "vLLM #35943, PR #50984",
+        "goes-idle",
+        [*STORED_AND_FORGOTTEN, _do("fault", operation="get", kind="none"), _add("b", "abc", tail=2)],
+    ),
+    Scenario(
+        "middle block of a load fails on one rank",
+        "vLLM PR #42788",
+        "load-errors-complete",
+        [
+            *STORED_AND_FORGOTTEN,
+            _do("fault", operation="get", kind="code", code=-704, position=1, rank=1),
+            _add("b", "abc", tail=2),
+        ],
+        Shape(ranks=2),
+    ),
+    Scenario(
+        "load whose key is gone, over and over",
+        "W-25, vLLM #55297",
+        "bounded-retries",
+        [
+            *STORED_AND_FORGOTTEN,
+            _do("fault", operation="get", kind="code", code=-704, times=None),
+            _add("b", "abc", tail=2),
+            _do("steps", count=40),
+        ],
+    ),
+    Scenario(
+        "same-step resume after a reset of running requests",
+        "W-20",
+        "engine-alive",
+        [
+            _add("a", "ab", tokens=8),
+            _do("steps", count=3),
+            _do("reset", running=True),
+            _do("steps", count=2),
+        ],
+    ),
+    Scenario(
+        "same-step resume that hits the store",
+        "W-20",
+        "goes-idle",
+        [
+            _add("a", "abc", tokens=8),
+            _do("steps", count=4),
+            _do("reset", running=True),
+            _do("steps", count=4),
+        ],
+    ),
+    Scenario(
+        "abort while a load is out",
+        "contract G3",
+        "one-completion-per-load",
+        [
+            *STORED_AND_FORGOTTEN,
+            _do("hold", rank=0, operation="get"),
+            _add("b", "abc", tail=2),
+            STEP,
+            _do("abort", name="b"),
+            _do("steps", count=3),
+            _do("forget"),
+            _do("open"),
+        ],
+    ),
+    Scenario(
+        "silent store and a full pool",
+        "W-47, W-48",
+        "bounded-pins",
+        [
+            *[_add(n, b, tokens=4) for n, b in (("a", "abc"), ("b", "bcd"), ("c", "cde"), ("d", "def"), ("e", "efa"))],
+            _add("f", "fab", tokens=4),
+            _do("silent"),
+        ],
+    ),
+    Scenario(
+        "late put: the call gave up, its bytes still move",
+        "Mooncake -800",
+        "blocks-held-during-dma",
+        [
+            _do("fault", operation="put", kind="late"),
+            _add("a", "abc", tokens=2),
+            _do("steps", count=4),
+            _do("forget"),
+        ],
+    ),
+    Scenario(
+        "late get: the call gave up, its bytes still arrive",
+        "Mooncake -800",
+        "computes-on-right-bytes",
+        [
+            *STORED_AND_FORGOTTEN,
+            _do("fault", operation="get", kind="late"),
+            _add("b", "abc", tail=2, tokens=8),
+            _do("steps", count=4),
+            _do("land"),
+            _do("steps", count=3),
+        ],
+    ),
+    Scenario(
+        "new weights under the same hashes",
+        "design: reset",
+        "nothing-stale-after-reset",
+        [_add("a", "abc"), _do("steps", count=10), _do("new_weights"), _add("b", "abc")],
+    ),
+)

@@ -1,0 +1,175 @@
+"""Command line of the model checker's runner."""
+
+import argparse
+import concurrent.futures
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from spectools import env, lint, manifest, story, tlc
+from spectools.manifest import Check
+
+JOBS = 2
+TIMEOUT_S, DEEP_TIMEOUT_S = 420.0, 5400.0
+EXAMPLE = """examples:
+  ./dev spec                      the set that CI runs
+  ./dev spec MC                   one model
+  ./dev spec no-pins              one mutant, with its counterexample as a story
+  ./dev spec --deep --json out.json
+  ./dev spec --cfg no-pins        print the configuration, to run TLC by hand
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    p = argparse.ArgumentParser(
+        prog="./dev spec", description="Check the TLA+ model with TLC.", epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    p.add_argument("names", nargs="*", metavar="MODEL", help="models, reach checks or mutants; default: all that CI runs")
+    p.add_argument("--deep", action="store_true", help="also the long models")
+    p.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
+    p.add_argument("--list", action="store_true", help="list what can be checked, run nothing")
+    p.add_argument("--cfg", metavar="NAME", help="print one configuration, run nothing")
+    p.add_argument("--record", action="store_true", help="take the figures of this run as the expected ones")
+    p.add_argument("--jobs", type=int, default=JOBS, metavar="N", help=f"JVMs at a time (default {JOBS})")
+    return p
+
+
+def verdict(check: Check, run: tlc.Run, expected: dict[str, int]) -> str:
+    """Empty if the run is as it must be, else what is not."""
+    if check.expected == "pass":
+        if run.result != "pass":
+            return f"expected no error, found {run.result} {run.property}".strip()
+        found = {"distinct": run.distinct, "depth": run.depth}
+    else:
+        if run.result not in {"invariant", "property"}:
+            return f"expected {check.property} to fail, found: {run.result}"
+        if run.property and run.property != check.property:
+            return f"expected {check.property} to fail, but {run.property} did"
+        found = {"trace": len(run.trace)}
+    if expected and found != expected:
+        return f"figures differ: expected {expected}, found {found}. If that is meant: ./dev spec --record {check.name}"
+    return "" if expected else "no recorded figures. Remedy: ./dev spec --record " + check.name
+
+
+def figures(check: Check, run: tlc.Run) -> dict[str, int]:
+    """The figures to record for a run."""
+    if check.expected == "pass":
+        return {"distinct": run.distinct, "depth": run.depth}
+    return {"trace": len(run.trace)}
+
+
+def one(check: Check) -> tlc.Run:
+    """Run one check."""
+    return tlc.check(
+        check.module, check.cfg_text(), timeout_s=DEEP_TIMEOUT_S if check.deep else TIMEOUT_S, coverage=check.kind == "model"
+    )
+
+
+def row(check: Check, run: tlc.Run, wrong: str) -> str:
+    """One line of the table."""
+    expected = "pass" if check.expected == "pass" else f"violates {check.property}"
+    result = run.result if run.result in {"pass", "timeout"} else (f"violates {run.property or check.property}")
+    depth = run.depth or len(run.trace)
+    mark = "ok" if not wrong else "WRONG"
+    return (
+        f"{mark:5} {check.name:30} {check.bounds:50} {expected:31} "
+        f"{result if wrong else 'as expected':12} {run.distinct:>8} {depth:>5} {run.seconds:7.1f}s"
+    )
+
+
+def chosen(checks: Sequence[Check], names: Sequence[str], deep: bool) -> list[Check]:
+    """The checks to run."""
+    if not names:
+        return [c for c in checks if deep or not c.deep]
+    known = {c.name: c for c in checks}
+    unknown = [n for n in names if n not in known]
+    if unknown:
+        raise SystemExit(f"no model, reach check or mutant named {', '.join(unknown)}. See: ./dev spec --list")
+    return [known[n] for n in names]
+
+
+def as_json(done: list[tuple[Check, tlc.Run, str]], seconds: float, jar: str) -> dict[str, object]:
+    """The results for `--json`."""
+    return {
+        "jar": jar,
+        "seconds": round(seconds, 1),
+        "ok": not any(wrong for _, _, wrong in done),
+        "models": [
+            {
+                "name": c.name, "kind": c.kind, "expected": c.expected, "result": "violated" if r.trace else r.result, "ok": not w,
+                "property": c.property, "distinct_states": r.distinct, "depth": r.depth or len(r.trace),
+                "seconds": round(r.seconds, 1), "remark": w,
+            }
+            for c, r, w in done if c.kind in {"model", "reach"}
+        ],
+        "mutants": [
+            {
+                "id": c.name, "source": c.source, "mechanism": c.mechanism, "expected_property": c.property,
+                "killed_by": (r.property or c.property) if r.result in {"invariant", "property"} else None,
+                "trace_length": len(r.trace), "ok": not w, "seconds": round(r.seconds, 1),
+            }
+            for c, r, w in done if c.kind == "mutant"
+        ],
+    }  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the checks; 0 if everything is as expected, 1 if not, 2 if it could not run."""
+    options = parser().parse_args(argv)
+    checks = manifest.load()
+    if options.list:
+        for c in checks:
+            print(f"{c.name:30} {c.kind:8} {'deep ' if c.deep else '     '}{c.property or 'pass':24} {c.mechanism or c.bounds}")
+        return 0
+    if options.cfg:
+        print(chosen(checks, [options.cfg], True)[0].cfg_text(), end="")
+        return 0
+    try:
+        jar = env.describe(env.jar())
+        print(f"java: {env.java()}\njar:  {env.jar()}\n      {jar}")
+    except env.Missing as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return run_all(chosen(checks, options.names, options.deep), checks, options, jar)
+
+
+def run_all(todo: list[Check], checks: list[Check], options: argparse.Namespace, jar: str) -> int:
+    """Run `todo`, print the table and the complaints."""
+    expected, started = manifest.counts(), time.monotonic()
+    print(f"{'':5} {'model':30} {'bounds':50} {'expected':31} {'result':12} {'states':>8} {'depth':>5} {'time':>8}")
+    done: list[tuple[Check, tlc.Run, str]] = []
+    recorded: dict[str, dict[str, int]] = {}
+    longest_first = sorted(todo, key=lambda c: -expected.get(c.name, {}).get("distinct", 0))
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        futures = {pool.submit(one, c): c for c in longest_first}
+        for future in concurrent.futures.as_completed(futures):
+            check, run = futures[future], future.result()
+            as_expected = run.result == "pass" if check.expected == "pass" else run.result in {"invariant", "property"}
+            if options.record and as_expected:
+                recorded[check.name] = expected[check.name] = figures(check, run)
+            wrong = verdict(check, run, expected.get(check.name, {}))
+            done.append((check, run, wrong))
+            print(row(check, run, wrong), flush=True)
+            if wrong:
+                print(f"      {wrong}")
+            if run.trace and (wrong or options.names):
+                print(story.tell(run.trace, run.property or check.property))
+            elif run.result not in {"pass", "timeout", "invariant", "property"}:
+                print("\n".join(run.output.splitlines()[-15:]))
+    if recorded:
+        manifest.record(recorded)
+    complaints = [] if options.names else lint.complaints(checks, done)
+    for line in complaints:
+        print(f"WRONG {line}")
+    seconds = time.monotonic() - started
+    wrongs = sum(bool(w) for _, _, w in done) + len(complaints)
+    print(f"{len(done)} checks in {seconds:.0f} s: {'all as expected' if not wrongs else f'{wrongs} NOT as expected'}")
+    if options.json:
+        report = as_json(done, seconds, jar)
+        report["complaints"], report["ok"] = complaints, not wrongs
+        options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    return 1 if wrongs else 0

@@ -1,0 +1,109 @@
+"""What is to be checked and what must come out: `manifest.toml`, `mutants/registry.toml` and `counts.json`."""
+
+import json
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from spectools import cfg
+
+SPEC = Path(__file__).resolve().parent.parent
+COUNTS = SPEC / "counts.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One run of TLC. `expected` is `pass` or `violated`; a violated one names `property`."""
+
+    name: str
+    kind: str  # model, reach, mutant, generated
+    module: str
+    base: str
+    expected: str = "pass"
+    property: str = ""
+    constants: dict[str, str] = field(default_factory=dict)
+    specification: str = ""
+    deep: bool = False
+    bounds: str = ""
+    source: str = ""
+    mechanism: str = ""
+    temporal: bool = False
+
+    def cfg_text(self) -> str:
+        """The configuration: the base file, with this check's replacements and, if it must fail, its one property."""
+        base = cfg.read(SPEC / f"{self.base}.cfg")
+        if self.kind == "model":
+            return base.changed(self.constants).text()
+        invariants, properties = ((), (self.property,)) if self.temporal else ((self.property,), ())
+        return base.changed(
+            self.constants, specification=self.specification, invariants=invariants, properties=properties
+        ).text()
+
+
+def temporal_names() -> frozenset[str]:
+    """Names that TLC must be given as PROPERTIES: their definition holds a temporal operator."""
+    names = set()
+    for file in ("MooncakeStoreProps.tla", "MC.tla"):
+        text = (SPEC / file).read_text(encoding="utf-8")
+        for block in text.split("\n\n"):
+            for line in block.splitlines():
+                head, sign, rest = line.partition("==")
+                if sign and head.strip().isidentifier():
+                    current = head.strip()
+                else:
+                    rest = line
+                if "[]" in rest or "<>" in rest or "~>" in rest:
+                    names.add(current)
+    return frozenset(names)
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def load() -> list[Check]:
+    """Every check, in the order of the files."""
+    manifest, registry = _toml(SPEC / "manifest.toml"), _toml(SPEC / "mutants" / "registry.toml")
+    temporal = temporal_names()
+    checks = [
+        Check(
+            name=m["name"], kind="model", module=m.get("module", "MC"), base=m["name"], bounds=m["bounds"], deep=m.get("deep", False)
+        )
+        for m in manifest["model"]
+    ]
+    checks += [
+        Check(
+            name=f"MCReach_{r['name']}", kind="reach", module="MC", base=r["base"], expected="violated",
+            property=f"Never_{r['name']}", constants=r.get("set", {}), bounds=f"as {r['base']}",
+            temporal=f"Never_{r['name']}" in temporal, mechanism=r["fact"], specification="Spec",
+        )
+        for r in manifest["reach"]
+    ]  # fmt: skip
+    checks += [
+        Check(
+            name=m["id"], kind="mutant", module="MCMutants", base=m["base"], expected="violated", property=m["property"],
+            constants=m["set"], bounds=f"as {m['base']}", temporal=m["property"] in temporal, source=m["source"],
+            mechanism=m["mechanism"], specification=m.get("specification", ""),
+        )
+        for m in registry["mutant"]
+    ]  # fmt: skip
+    return checks
+
+
+def counts() -> dict[str, dict[str, int]]:
+    """Recorded figures per check: distinct states and depth, or the length of the shortest trace."""
+    return json.loads(COUNTS.read_text(encoding="utf-8")) if COUNTS.exists() else {}
+
+
+def record(figures: dict[str, dict[str, int]]) -> None:
+    """Write figures over the recorded ones (after a deliberate change of the model)."""
+    merged = {**counts(), **figures}
+    lines = [f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in sorted(merged.items())]
+    COUNTS.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+def names(checks: Iterable[Check]) -> list[str]:
+    """Names of checks."""
+    return [c.name for c in checks]
