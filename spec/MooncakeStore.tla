@@ -414,6 +414,12 @@ Evict(k, x) ==
   /\ store' = [store EXCEPT ![k][x] = NoObj]
   /\ UNCHANGED <<coreVars, schedVars, rankVars>>
 
+(* ACTION  ForeignPut(k, x)               WHO another engine that shares the store: it puts right bytes. *)
+ForeignPut(k, x) ==
+  /\ store[k][x] = NoObj /\ ~calm /\ x[2] = epoch
+  /\ store' = [store EXCEPT ![k][x] = x]
+  /\ UNCHANGED <<coreVars, schedVars, rankVars>>
+
 (* ACTION  ReplayReport(k, j)             WHO aggregator: a report that was applied comes once more with a later output
    (0.33 replays salvaged outputs of failed workers).                                                                *)
 ReplayReport(k, j) ==
@@ -441,7 +447,7 @@ SchedulerNext ==
   \/ \E r \in Reqs : Finish(r)
 EnvironmentNext ==
   \/ \E r \in Reqs : Preempt(r) \/ Abort(r) \/ (\E p \in Prompts : Arrive(r, p))
-  \/ \E k \in Ranks, x \in Keys : Evict(k, x)
+  \/ \E k \in Ranks, x \in Keys : Evict(k, x) \/ ForeignPut(k, x)
   \/ \E k \in Ranks, j \in JobIds : ReplayReport(k, j)
   \/ Reset \/ StallTimeout \/ BecomeCalm
 RankNext(k) ==

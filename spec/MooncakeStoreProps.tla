@@ -43,6 +43,13 @@ ReportedOnce ==
                     /\ j \in Live => led[j].rep = {k \in Ranks : rk[k][j].st = "gone"}
                     /\ led[j].st = "done" => \A k \in Ranks : rk[k][j].st = "gone"
 
+(* No rank hands the same report in twice, and none comes for a job that is over: nothing is refused as a protocol error.
+   (Not where the aggregator may replay a report: there it is refused, and ReportedOnce shows that this does no harm.)   *)
+NoReportRefused ==
+  \A s \in InFlight : \A x \in pipe[s].rep :
+    /\ x[2] \in Live /\ x[1] \notin led[x[2]].rep
+    /\ \A z \in InFlight \ {s} : x \notin pipe[z].rep
+
 (* The budget of pinned blocks is kept, so that saving can never take the whole pool. *)
 BudgetKept == Cardinality(Pinned) <= MaxPinned
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, Phase, Verbosity, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from kvledger_conformance import compat, driver, targets
 from kvledger_conformance.properties import Impossible, Violation
@@ -29,6 +29,14 @@ RANKS = st.integers(0, 1)
 OPERATIONS = st.sampled_from(["put", "get"])
 PHASES = st.sampled_from(["before", "during", "after"])
 CODES = st.sampled_from([-200, -600, -704, -707, -900, -1])
+
+
+FIRST = st.lists(st.tuples(NAMES, PROMPTS, TOKENS, st.integers(0, 3), st.booleans()), min_size=1, max_size=3)
+
+
+def when(fact: str) -> Any:
+    """A rule that only makes sense while a fact of `Machine.facts` holds."""
+    return precondition(lambda self: self.facts(fact))
 
 
 @dataclass
@@ -55,14 +63,42 @@ class Machine(RuleBasedStateMachine):
         self._driver: driver.Driver | None = None
         self._broken = False
 
-    @initialize(shape=st.integers(0, 3))
-    def start(self, shape: int) -> None:
-        """An engine of one of the shapes."""
+    @initialize(shape=st.integers(0, 3), first=FIRST)
+    def start(self, shape: int, first: list[Any]) -> None:
+        """An engine of one of the shapes, and a few requests: swarm testing may switch off the rule that adds."""
         chosen = self.shapes[shape % len(self.shapes)]
         self.tally.runs += 1
         self._context = driver.driving(self.target, chosen, self.past)
         self._driver = self._context.__enter__()
         self._shape = chosen
+        for name, (blocks, tail), tokens, steps, forget in first:
+            self.act("add", name=name, blocks=blocks, tail=tail, tokens=tokens)
+            self.act("steps", count=steps)
+            if forget:
+                self.act("forget")
+
+    def facts(self, fact: str) -> bool:
+        """What rules depend on, so that Hypothesis does not spend its choices on actions that do not exist."""
+        if self._driver is None:
+            return False
+        engine, world = self._driver.engine, self._driver.world
+        if fact == "work":
+            return bool(engine.scheduler.has_requests())
+        if fact == "idle":
+            return not engine.scheduler.has_requests()
+        if fact == "runs":
+            return bool(engine.scheduler.running) and not engine.starve
+        if fact == "gates":
+            return bool(world.gates)
+        if fact == "faults":
+            return bool(world.faults)
+        if fact == "few faults":
+            return len(world.faults) < 3
+        if fact == "late":
+            return bool(world.late())
+        if fact == "stored":
+            return bool(world.objects)
+        raise KeyError(fact)
 
     def act(self, action: str, **arguments: Any) -> None:
         """Perform an action; one that does not exist now is left out."""
@@ -113,14 +149,22 @@ class Requests(Machine):
     def add(self, name: str, prompt: tuple[str, int], tokens: int) -> None:
         self.act("add", name=name, blocks=prompt[0], tail=prompt[1], tokens=tokens)
 
+    @when("work")
     @rule(early=st.booleans())
     def step(self, early: bool) -> None:
         self.act("step", early=early)
 
+    @when("work")
+    @rule()
+    def plain_step(self) -> None:
+        self.act("step")
+
+    @when("work")
     @rule(count=st.integers(2, 6))
     def steps(self, count: int) -> None:
         self.act("steps", count=count)
 
+    @when("stored")
     @rule()
     def forget(self) -> None:
         self.act("forget")
@@ -129,6 +173,7 @@ class Requests(Machine):
 class Stores(Requests):
     """Preemption, reuse and id reuse while stores are held: the road to #52360 and #51637."""
 
+    @when("runs")
     @rule()
     def preempt(self) -> None:
         self.act("preempt")
@@ -137,10 +182,12 @@ class Stores(Requests):
     def hold_put(self, rank: int, phase: str) -> None:
         self.act("hold", rank=rank, operation="put", phase=phase)
 
+    @when("gates")
     @rule(rank=RANKS)
     def open_put(self, rank: int) -> None:
         self.act("open", rank=rank, operation="put")
 
+    @when("work")
     @rule(name=NAMES)
     def abort(self, name: str) -> None:
         self.act("abort", name=name)
@@ -153,22 +200,27 @@ class Loads(Requests):
     def hold_get(self, rank: int, phase: str) -> None:
         self.act("hold", rank=rank, operation="get", phase=phase)
 
+    @when("gates")
     @rule(rank=RANKS)
     def open_get(self, rank: int) -> None:
         self.act("open", rank=rank, operation="get")
 
+    @when("work")
     @rule(name=NAMES)
     def abort(self, name: str) -> None:
         self.act("abort", name=name)
 
+    @when("runs")
     @rule()
     def preempt(self) -> None:
         self.act("preempt")
 
+    @when("stored")
     @rule(index=st.integers(0, 40), all_ranks=st.booleans())
     def evict(self, index: int, all_ranks: bool) -> None:
         self.act("evict", index=index, all_ranks=all_ranks)
 
+    @when("few faults")
     @rule(rank=RANKS, position=st.none() | st.integers(0, 2), code=CODES)
     def fail_get(self, rank: int, position: int | None, code: int) -> None:
         self.act("fault", operation="get", kind="code", rank=rank, code=code, position=position)
@@ -177,6 +229,7 @@ class Loads(Requests):
 class Faults(Requests):
     """Everything that a store can answer wrongly."""
 
+    @when("few faults")
     @rule(
         operation=st.sampled_from(["put", "get", "exists"]),
         kind=st.sampled_from(["raise", "raise_after", "short", "long", "none"]),
@@ -186,14 +239,17 @@ class Faults(Requests):
     def odd(self, operation: str, kind: str, rank: int | None, times: int) -> None:
         self.act("fault", operation=operation, kind=kind, rank=rank, times=times)
 
+    @when("few faults")
     @rule(operation=st.sampled_from(["put", "get", "exists"]), code=CODES, position=st.none() | st.integers(0, 2))
     def refuse(self, operation: str, code: int, position: int | None) -> None:
         self.act("fault", operation=operation, kind="code", code=code, position=position, times=2)
 
+    @when("faults")
     @rule()
     def heal(self) -> None:
         self.act("heal")
 
+    @when("runs")
     @rule()
     def preempt(self) -> None:
         self.act("preempt")
@@ -202,14 +258,17 @@ class Faults(Requests):
 class Late(Requests):
     """Calls that give up while their bytes still move."""
 
+    @when("few faults")
     @rule(operation=OPERATIONS, rank=RANKS)
     def give_up(self, operation: str, rank: int) -> None:
         self.act("fault", operation=operation, kind="late", rank=rank)
 
+    @when("late")
     @rule()
     def land(self) -> None:
         self.act("land")
 
+    @when("runs")
     @rule()
     def preempt(self) -> None:
         self.act("preempt")
@@ -218,14 +277,17 @@ class Late(Requests):
 class Resets(Requests):
     """Cache resets with and without running requests, and new weights."""
 
+    @when("stored")
     @rule(running=st.booleans())
     def reset(self, running: bool) -> None:
         self.act("reset", running=running)
 
+    @when("idle")
     @rule()
     def new_weights(self) -> None:
         self.act("new_weights")
 
+    @when("runs")
     @rule()
     def preempt(self) -> None:
         self.act("preempt")
@@ -234,6 +296,7 @@ class Resets(Requests):
     def hold_put(self, rank: int) -> None:
         self.act("hold", rank=rank, operation="put")
 
+    @when("gates")
     @rule(rank=RANKS)
     def open_put(self, rank: int) -> None:
         self.act("open", rank=rank, operation="put")

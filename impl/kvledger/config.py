@@ -305,7 +305,9 @@ class Settings:
         0.5, _number(above=0, at_most=1), "most blocks that saves may hold, as a fraction of the KV pool"
     )
     max_pinned_blocks: int | None = _setting(
-        None, _optional(_count(at_least=1)), "the same as a number of blocks; the smaller of the two counts"
+        None,
+        _optional(_count(at_least=1)),
+        "a number of blocks, instead of the fraction and without its room for one full request",
     )
     stall_timeout_s: float = _setting(
         10.0, _number(above=0), "after this long without a report vLLM no longer waits for saves to free blocks"
@@ -329,6 +331,9 @@ class Settings:
     )
     embedded_dir: str | None = _setting(
         None, _optional(_text), "folder of the embedded store's socket and log; another folder is another store"
+    )
+    trace_dir: str | None = _setting(
+        None, _optional(_text), "folder for a recording of the protocol's events (JSON lines); not set: none"
     )
     fault_delay_ms: float = _setting(0.0, _number(), "testing aid: delays every store operation of the ranks")
 
@@ -487,9 +492,9 @@ def _check_store(settings: Settings) -> Settings:
     if settings.embedded_store:
         _check_embedded(settings)
     if settings.mode == "standalone-store":
-        if settings.global_segment_size and "global_segment_size" in settings.sources:
-            raise _refuse(settings, "global_segment_size", "with mode 'standalone-store' a rank gives no memory; use 0")
-        return dataclasses.replace(settings, global_segment_size=0)
+        # The in-tree connector accepts a size here and ignores it; so do we, that a user can switch by one word.
+        sources = {**settings.sources, "global_segment_size": "0 in mode standalone-store"}
+        return dataclasses.replace(settings, global_segment_size=0, sources=sources)
     if not settings.global_segment_size:
         raise _refuse(
             settings,

@@ -26,7 +26,7 @@ from kvledger.mooncake.faults import with_configured_faults
 from kvledger.namespace import build_keys
 from kvledger.protocol import Breaker
 from kvledger.scheduler.lookup import LookupService
-from kvledger.scheduler.side import SchedulerSide
+from kvledger.scheduler.side import SchedulerSide, make_trace
 from kvledger.worker.rank_side import RankSide
 
 if TYPE_CHECKING:
@@ -97,7 +97,14 @@ class MooncakeLedgerConnector(KVConnectorBase_V1, SupportsHMA):
                 breaker=Breaker(threshold=settings.breaker_failures, initial_s=settings.breaker_open_s, max_s=60.0),
             )
         may_save = config.kv_role in ("kv_producer", "kv_both")
-        return SchedulerSide(settings=settings, plan=plan, keys=keys, lookups=lookups, may_save=may_save)
+        return SchedulerSide(
+            settings=settings,
+            plan=plan,
+            keys=keys,
+            lookups=lookups,
+            may_save=may_save,
+            trace=make_trace(settings, plan),
+        )
 
     def _may_load(self) -> bool:
         """A producer with steps in flight must not load: core does not defer block frees for it (contract G10)."""

@@ -307,7 +307,8 @@ def test_who_gives_memory() -> None:
     assert load_settings(MASTER, {}).rank_segment_bytes == 4 * GIB
     alone = load_settings({**MASTER, "mode": "standalone-store"}, {})
     assert (alone.rank_segment_bytes, alone.global_segment_size) == (0, 0)
-    refused({**MASTER, "mode": "standalone-store", "global_segment_size": "1GB"})
+    sized = load_settings({**MASTER, "mode": "standalone-store", "global_segment_size": "1GB"}, {})
+    assert sized.global_segment_size == 0
     refused({**MASTER, "global_segment_size": 0})
 
 

@@ -38,7 +38,10 @@ def test_unknown_verb() -> None:
     assert run.returncode == 2
     assert run.stdout == ""
     assert run.stderr == (
-        "error: ./dev has no verb dance\n  cause: verbs: demo test serve spec lint setup help\n\nhint: ./dev help\n"
+        "error: ./dev has no verb dance\n"
+        "  cause: verbs: demo test serve spec bench lint setup help\n"
+        "\n"
+        "hint: ./dev help\n"
     )
 
 

@@ -16,6 +16,7 @@ from kvledger.config import Settings
 from kvledger.errors import ProtocolError
 from kvledger.groups import GroupPlan
 from kvledger.keys import KeySpace
+from kvledger.observe.trace import TraceRecorder, short
 from kvledger.protocol import Job, Kind, Ledger, Report, Settled
 from kvledger.scheduler.admissions import Admissions
 from kvledger.scheduler.lookup import Lookup, LookupService
@@ -65,6 +66,32 @@ def pin_budget(settings: Settings, plan: GroupPlan) -> int:
     return max(1, min(int(plan.num_blocks * settings.max_pinned_fraction), spare))
 
 
+def _fields(job: Job | None) -> dict[str, Any]:
+    """A job as it stands in a recording."""
+    if job is None:
+        return {"job": None}
+    return {
+        "job": job.job_id,
+        "gen": job.generation,
+        "blocks": list(job.block_ids),
+        "names": list(map(short, job.hashes)),
+    }
+
+
+def make_trace(settings: Settings, plan: GroupPlan) -> TraceRecorder | None:
+    """The recorder that `trace_dir` asks for, if any."""
+    if settings.trace_dir is None:
+        return None
+    return TraceRecorder(
+        settings.trace_dir,
+        ranks=plan.num_ranks,
+        blocks=plan.num_blocks,
+        block_size=plan.block_size,
+        max_pinned=pin_budget(settings, plan),
+        max_attempts=settings.max_store_attempts,
+    )
+
+
 class SchedulerSide:
     """Everything that runs in vLLM's EngineCore process."""
 
@@ -76,6 +103,7 @@ class SchedulerSide:
         keys: KeySpace,
         lookups: LookupService | None,
         may_save: bool,
+        trace: TraceRecorder | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
@@ -83,6 +111,7 @@ class SchedulerSide:
         self._keys = keys
         self._lookups = lookups
         self._may_save = may_save
+        self._trace = trace
         self._clock = clock
         self._ledger = Ledger(
             num_ranks=plan.num_ranks,
@@ -177,11 +206,14 @@ class SchedulerSide:
         Raises:
             ProtocolError: tokens to load without a lookup that offered them.
         """
+        asked = self._asked.pop(request.request_id, None)
         if not self._admissions.is_current(request):
             self._admissions.begin(request)
-            self._ledger.begin_generation(request.request_id)
+            generation = self._ledger.begin_generation(request.request_id)
             self._saving[request.request_id] = None
-        asked = self._asked.pop(request.request_id, None)
+            if self._trace is not None:
+                fields = {"table": list(block_ids), "external": num_external_tokens}
+                self._trace.record("BeginGeneration", req=request.request_id, gen=generation, **fields)
         if num_external_tokens <= 0:
             return
         if asked is None or not asked.lookup.found:
@@ -203,7 +235,7 @@ class SchedulerSide:
         self._wait_allowance_s = self._step_allowance()
         for request_id in output.preempted_req_ids or ():
             if self._admissions.end_if_preempted(request_id):
-                self._ledger.end_generation(request_id)
+                self._end_generation(request_id, "preempted")
         jobs = self._emit_loads(now)
         if self._may_save:
             jobs += self._emit_stores(output, now)
@@ -213,7 +245,11 @@ class SchedulerSide:
     def _emit_loads(self, now: float) -> list[Job]:
         accepted, self._accepted = self._accepted, []
         sync = not self._settings.load_async
-        return [self._ledger.emit_load(r, targets, hashes, sync=sync, now=now) for r, targets, hashes in accepted]
+        jobs = [self._ledger.emit_load(r, targets, hashes, sync=sync, now=now) for r, targets, hashes in accepted]
+        if self._trace is not None:
+            for (request_id, _, _), job in zip(accepted, jobs, strict=True):
+                self._trace.record("EmitLoad", req=request_id, sync=sync, **_fields(job))
+        return jobs
 
     def _emit_stores(self, output: "SchedulerOutput", now: float) -> list[Job]:
         """Only requests with blocks left to store are looked at: a step of pure decoding costs nothing."""
@@ -263,6 +299,11 @@ class SchedulerSide:
             else self._plan.block_hashes(request.block_hashes, 0, storable)
         )
         job = self._ledger.emit_store(request.request_id, storable, table[0], hashes, now=now)
+        if self._trace is not None:
+            fields = {"storable": storable, "table": table[0][:storable], **_fields(job)}
+            fields["hashes"] = [short(h) for h in hashes[:storable]]
+            fields.setdefault("gen", self._ledger.generation(request.request_id))
+            self._trace.record("EmitStore", req=request.request_id, **fields)
         if job is not None:
             self._pin(job)
         return job
@@ -278,11 +319,16 @@ class SchedulerSide:
         now = self._clock()
         for report in reports:
             settled = self._ledger.apply_report(report, now)
+            if self._trace is not None:
+                fields = {"rank": report.rank, "result": report.result.name, "bad": list(report.bad)}
+                self._trace.record("ApplyReport", job=report.job_id, **fields)
             if settled is not None:
                 self._settle(settled)
 
     def _settle(self, settled: Settled) -> None:
         if settled.released:
+            if self._trace is not None:
+                self._trace.record("Release", job=settled.job.job_id, blocks=list(settled.released))
             self._release(settled.released)
             if settled.bad and settled.current:
                 self._saving[settled.request_id] = None
@@ -301,9 +347,14 @@ class SchedulerSide:
             load = self._ledger.open_load(request.request_id)
             if load is not None:
                 self._cancelled.append(load)
-            self._ledger.end_generation(request.request_id)
+            self._end_generation(request.request_id, "finished")
         self._asked.pop(request.request_id, None)
         self._failed_hits.discard(request.request_id)
+
+    def _end_generation(self, request_id: str, why: str) -> None:
+        if self._trace is not None:
+            self._trace.record("EndGeneration", req=request_id, gen=self._ledger.generation(request_id), why=why)
+        self._ledger.end_generation(request_id)
 
     # -- questions ---------------------------------------------------------
 
@@ -324,6 +375,8 @@ class SchedulerSide:
         loading = self._ledger.reset(secrets.token_hex(4))
         self._admissions.keep_only(loading)
         self._asked.clear()
+        if self._trace is not None:
+            self._trace.record("Reset", epoch=self._ledger.epoch, loading=sorted(loading))
         return not loading
 
     def snapshot(self) -> dict[str, Any]:
@@ -348,3 +401,5 @@ class SchedulerSide:
         if self._lookups is not None:
             self._lookups.close(self._settings.shutdown_timeout_s)
             self._lookups = None
+        if self._trace is not None:
+            self._trace.close()
