@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from enum import IntEnum
@@ -31,6 +32,7 @@ class Exit(IntEnum):
     WRONG_RESULT = 1  # it ran, and something that must hold does not
     USAGE = 2
     BROKEN = 3  # it could not run to its end
+    INTERRUPTED = 130
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -104,6 +106,7 @@ def fail(error: str, cause: str, hint: str) -> Exit:
 
 def main(arguments: list[str] | None = None) -> Exit:
     options = parse(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that children and store are ended then, too
     folder = options.keep or Path(tempfile.mkdtemp(prefix="kvledger-demo-"))
     folder.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -112,6 +115,9 @@ def main(arguments: list[str] | None = None) -> Exit:
         plan = plan_from(options)
         plan.environment()
         values = Driver(plan, folder.resolve(), (options.reference or folder).resolve(), say).run()
+    except KeyboardInterrupt:
+        say("\ninterrupted: all processes have been ended")
+        return Exit.INTERRUPTED
     except ChildError as problem:
         say(problem.tail)
         return fail(str(problem), "the lines above are the end of its log", "--keep DIR keeps all logs")

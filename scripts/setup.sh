@@ -47,10 +47,13 @@ step() {
     say "[$number/$STEPS] $text"
     "$@" >>"$LOG" 2>&1 &
     pid=$!
+    # shellcheck disable=SC2064  # this very process, not whichever is current when the signal comes
+    trap "kill $pid; exit 130" INT TERM
     while kill -0 "$pid" 2>/dev/null; do
         sleep 1
         if (((SECONDS - started) % 20 == 19)); then say "      … $((SECONDS - started + 1)) s"; fi
     done
+    trap - INT TERM
     if ! wait "$pid"; then
         grep -v 'Location .* is ignored' "$LOG" | tail -n 20 >&2
         return 1

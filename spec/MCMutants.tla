@@ -52,6 +52,7 @@ TakeAndKeep(k) ==
   /\ UNCHANGED <<pipeRest, hooked, fwd, rk, mem, dma, store>>
 
 (* loads *)
+SyncGivenUp(k, s) == \A j \in pipe[s].jobs : job[j].sync => rk[k][j].st \in {"quar", "ready", "sent", "gone"}
 HitDespiteFailure(r, p, l) ==
   IF ~LoadsAllowed \/ nextJob > MaxJob THEN 0
   ELSE MaxOr({n \in 1..(Len(p) - 1 - l) : \A i \in (l + 1)..(l + n) : InStore(p[i])}, 0)

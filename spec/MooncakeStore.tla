@@ -35,7 +35,7 @@ Send(J) ==
   /\ job' = IF J = NoJob THEN job ELSE [job EXCEPT ![nextJob] = J]
   /\ led' = IF J = NoJob THEN led
             ELSE [led EXCEPT ![nextJob] = [st |-> "live", held |-> Pins(J), rep |-> {}, cnt |-> 0, bad |-> {}]]
-  /\ stalled' = (stalled /\ J = NoJob)
+  /\ stalled' = (stalled /\ ~(J.kind = "store" /\ Pinned = {}))     \* only the first pins of a busy period restart the clock
 Push(r, wr, rd, J) ==
   pipe' = [pipe EXCEPT ![Cardinality(InFlight) + 1] =
             [on |-> TRUE, req |-> r, wr |-> wr, rd |-> rd, rep |-> {},
@@ -279,7 +279,7 @@ UpdateFromOutput ==
                  ELSE IF \E r \in Reqs : Loaded(r) /\ \E i \in 1..Arrived(r) : tbl[r][i] = b
                  THEN Indexed(CHOOSE h \in Hashes : \E r \in Reqs : Loaded(r) /\ \E i \in 1..Arrived(r) : tbl[r][i] = b /\ rp[r][i] = h)
                  ELSE cached[b]]
-  /\ stalled' = (stalled /\ pipe[1].rep = {})
+  /\ stalled' = (stalled /\ ~\E x \in pipe[1].rep : job[x[2]].kind = "store")
   /\ pipe' = [s \in Slots |-> IF s < Depth THEN pipe[s + 1] ELSE NoStep]
   /\ hooked' = Shift(hooked) /\ polled' = Shift(polled) /\ fwd' = Shift(fwd)
   /\ UNCHANGED <<preempted, owed, calm, epoch, nextJob, mem, dma, store>>
@@ -322,6 +322,8 @@ RankForward(k) ==
                  THEN Right((CHOOSE x \in pipe[s].wr : x[1] = b)[2]) ELSE Junk]]
   /\ UNCHANGED <<rankRest, hooked, polled, rk, dma, store>>
 
+SyncReported(k, s) == \A j \in pipe[s].jobs : job[j].sync => rk[k][j].st = "ready"
+
 (* ACTION  TakeReports(k)                 WHO rank k          CODE get_transfer_results, build_connector_worker_meta
                                                                    -> rank.take_reports
    Every report that is ready leaves with the output of the step, once.  It may happen before or after the saves of the
@@ -331,7 +333,7 @@ TakeReports(k) ==
       Ready == {j \in JobIds : rk[k][j].st = "ready"}
   IN
   /\ s <= Depth /\ pipe[s].on /\ s <= hooked[k] + 1 /\ PollOrder(k, s)
-  /\ \A j \in pipe[s].jobs : job[j].sync => rk[k][j].st = "ready"
+  /\ SyncReported(k, s)
   /\ polled' = [polled EXCEPT ![k] = s]
   /\ pipe' = [pipe EXCEPT ![s].rep = @ \cup ({k} \X Ready)]
   /\ rk' = [rk EXCEPT ![k] = [j \in JobIds |-> IF j \in Ready THEN [rk[k][j] EXCEPT !.st = "sent"] ELSE rk[k][j]]]
@@ -427,7 +429,7 @@ ReplayReport(k, j) ==
   /\ pipe' = [pipe EXCEPT ![1].rep = @ \cup {<<k, j>>}]
   /\ UNCHANGED <<pipeRest, rankVars, store>>
 
-(* ACTION  StallTimeout                   WHO clock: nothing was reported or issued for stall_timeout_s. *)
+(* ACTION  StallTimeout                   WHO clock: no store was reported for stall_timeout_s (ledger.has_pending_frees). *)
 StallTimeout ==
   /\ Live # {} /\ ~stalled
   /\ stalled' = TRUE

@@ -9,9 +9,10 @@
 (* Against MooncakeStore.tla it leaves out: loads, the budget, retry, the  *)
 (* tracker, the order of jobs, steps and outputs (a report is applied when *)
 (* it is ready), reset, the prefix index.  A request holds one block, a    *)
-(* job reads one block.  What a block means is not named by a hash: `right`*)
-(* says whether it holds the bytes it should, `stale` whether a job's      *)
-(* block was given away since the job was emitted.                         *)
+(* job reads one block.  A quarantined job is a running one here: neither  *)
+(* is reported while its bytes move.  What a block means is  *)
+(* not named by a hash: `right` says whether it holds the bytes it should, *)
+(* `stale` whether a job's block was given away since it was emitted.      *)
 (***************************************************************************)
 EXTENDS Naturals, FiniteSets
 
@@ -20,7 +21,7 @@ VARIABLES own,      \* own[r]: block of request r, or 0
           ref,      \* ref[b]: reference count in the block pool
           blk,      \* blk[j]: block that job j reads, 0: the job does not exist (ids are used again when nothing refers to them)
           stale,    \* stale[j]: blk[j] was given to somebody else after j was emitted
-          life,     \* life[k][j]: none, queued, running, quar, ready, told
+          life,     \* life[k][j]: none, queued, running, ready, told
           dma,      \* (rank, job): the block's bytes are moving
           due,      \* due[k]: blocks that a forward already sent to rank k is still to write
           right,    \* right[k]: blocks that hold the bytes they should on rank k
@@ -40,7 +41,7 @@ IInit ==
 Give(r, b) ==
   /\ own[r] = 0 /\ ref[b] = 0
   /\ own' = [own EXCEPT ![r] = b] /\ ref' = [ref EXCEPT ![b] = 1]
-  /\ stale' = [j \in JobIds |-> stale[j] \/ blk[j] = b]
+  /\ stale' = [j \in JobIds |-> stale[j] \/ (blk[j] = b)]
   /\ due' = [k \in Ranks |-> due[k] \cup {b}] /\ right' = [k \in Ranks |-> right[k] \ {b}]
   /\ UNCHANGED <<blk, life, dma, poison>>
 
@@ -85,9 +86,8 @@ Move(k, j) ==
   /\ poison' = (poison \/ stale[j] \/ blk[j] \notin right[k])
   /\ UNCHANGED <<own, ref, blk, stale, life, due, right>>
 Fail(k, j) == <<k, j>> \in dma /\ dma' = dma \ {<<k, j>>} /\ UNCHANGED <<own, ref, blk, stale, life, due, right, poison>>
-Quarantine(k, j) == <<k, j>> \in dma /\ Step(k, j, "running", "quar")
 NothingMoves(k, j) == <<k, j>> \notin dma
-Finish(k, j) == (Step(k, j, "running", "ready") \/ Step(k, j, "quar", "ready")) /\ NothingMoves(k, j)
+Finish(k, j) == Step(k, j, "running", "ready") /\ NothingMoves(k, j)       \* RankFinish, RankExpire
 
 (* ApplyReport: when the last rank has reported, the pin goes and the job is forgotten. *)
 AllTold(k, j) == \A q \in Ranks \ {k} : life[q][j] = "told"
@@ -104,7 +104,7 @@ INext ==
   \/ \E r \in Reqs : Lose(r) \/ (\E b \in Blocks : Give(r, b) \/ Hit(r, b)) \/ (\E j \in JobIds : Emit(r, j))
   \/ \E k \in Ranks : \/ \E b \in Blocks : Forward(k, b)
                       \/ \E j \in JobIds : Start(k, j) \/ Move(k, j) \/ Fail(k, j) \/ Report(k, j)
-  \/ \E k \in Ranks, j \in JobIds : /\ Refuse(k, j) \/ Quarantine(k, j) \/ Finish(k, j)
+  \/ \E k \in Ranks, j \in JobIds : /\ Refuse(k, j) \/ Finish(k, j)
                                     /\ UNCHANGED <<own, ref, blk, stale, dma, due, right, poison>>
 
 -----------------------------------------------------------------------------
@@ -117,9 +117,10 @@ IndRefs == \A b \in Blocks : ref[b] = Cardinality(Owners(b)) + Cardinality(PinsO
 IndPinned == \A j \in Live : ~stale[j]                                 \* a live job's block is still what it was
 IndLife == \A k \in Ranks, j \in JobIds : (life[k][j] = "none") <=> (j \notin Live)
 IndOpen == \A j \in Live : \E k \in Ranks : life[k][j] # "told"        \* a job is live until all have reported
-IndDma == \A t \in dma : life[t[1]][t[2]] \in {"running", "quar"}
+IndDma == \A t \in dma : life[t[1]][t[2]] = "running"
 IndBytes == \A k \in Ranks, b \in Blocks : ref[b] > 0 => b \in due[k] \cup right[k]   \* right, or about to be
 IndFence == \A t \in dma : blk[t[2]] \notin due[t[1]]                  \* what moves has been computed
+IndFree == \A k \in Ranks : \A b \in right[k] : ref[b] > 0             \* a free block's bytes mean nothing
 IndClean == ~poison
-IndInv == IndRefs /\ IndPinned /\ IndLife /\ IndOpen /\ IndDma /\ IndBytes /\ IndFence /\ IndClean
+IndInv == IndRefs /\ IndPinned /\ IndLife /\ IndOpen /\ IndDma /\ IndBytes /\ IndFence /\ IndFree /\ IndClean
 =============================================================================

@@ -7,6 +7,9 @@ must be true of an idle engine is checked.
 
 import itertools
 import json
+import signal
+import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,14 +22,19 @@ from kvledger_conformance.properties import Impossible, Violation
 from kvledger_conformance.transfer import Fault
 from kvledger_conformance.watch import settle
 
-IDLE_STEPS = 120
-"""Steps within which an engine must go idle once the store answers; a quarantine of 40 steps fits in."""
-LATE_STEPS = 12
+IDLE_STEPS = 40
+"""Steps in a row that schedule nothing before an engine whose store answers counts as stuck; the quarantine of the
+kvledger target (20 steps) fits in."""
+MOST_STEPS = 200
+"""Steps within which everything must be over."""
+LATE_STEPS = 8
 """Steps after which a late copy ends by itself: connectors may rely on a bound."""
 MAX_LOADS = 3
 """Loads of one request that may fail before it must be computed instead."""
 SILENT_STEPS = 60
 """Steps within which requests must finish although the store says nothing."""
+HANG_S = 8.0
+"""Seconds after which an action counts as never returning."""
 
 Script = list[dict[str, Any]]
 
@@ -64,11 +72,14 @@ class Driver:
 
     def _guarded(self, method: Callable[..., None], arguments: dict[str, Any]) -> None:
         try:
-            method(**arguments)
-            settle()
-            self.engine.check()
+            with bounded(HANG_S):
+                method(**arguments)
+                settle()
+                self.engine.check()
         except (Violation, Impossible):
             raise
+        except HangError:
+            raise Violation("engine-alive", f"a hook has not returned for {HANG_S:g} s: {_where()}") from None
         except Exception as error:
             if self.engine.found:
                 raise self.engine.found[0] from error
@@ -258,13 +269,16 @@ class Driver:
         self.world.land()
         settle()
         self.engine.check()
-        for _ in range(IDLE_STEPS):
-            if not self.engine.scheduler.has_requests():
+        nothing = 0
+        for _ in range(MOST_STEPS):
+            if nothing > IDLE_STEPS or not self.engine.scheduler.has_requests():
                 break
-            self.do_step()
-        else:
-            what = f"the engine still steps after {IDLE_STEPS} steps: {self._what_is_left()}"
-            self.engine.breach(Violation("goes-idle", what))
+            output = self.engine.step()
+            nothing = 0 if output.num_scheduled_tokens else nothing + 1
+            self._check_loads()
+        if self.engine.scheduler.has_requests():
+            what = f"the store answers, and the engine still steps after {nothing} steps with nothing to compute: "
+            self.engine.breach(Violation("goes-idle", what + self._what_is_left()))
             return
         self._check_idle()
 
@@ -308,6 +322,34 @@ def _folded(lines: list[str]) -> list[str]:
         count = len(list(run))
         out.append(line if count == 1 else f"{line}   (x{count})")
     return out
+
+
+class HangError(BaseException):
+    """An action took too long; raised in the main thread by the alarm. Not an Exception: no connector may swallow it."""
+
+
+@contextmanager
+def bounded(seconds: float) -> Iterator[None]:
+    """Raise HangError in this (the main) thread if the block takes longer."""
+
+    def ring(_signal: int, _frame: Any) -> None:
+        raise HangError
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _where() -> str:
+    """Innermost frame of the error being handled that is not the standard library's."""
+    error = sys.exc_info()[1]
+    frames = traceback.extract_tb(error.__traceback__) if error is not None else []
+    own = [f for f in frames if "site-packages" in f.filename or "kvledger/" in f.filename]
+    return f"{own[-1].filename.rpartition('/')[2]}:{own[-1].lineno} {own[-1].name}" if own else "?"
 
 
 def _state(transfer: Any) -> str:
@@ -359,43 +401,6 @@ def replay(
         except Violation as violation:
             return violation
     return None
-
-
-def shrink(
-    target: targets.Target,
-    shape: compat.Shape,
-    script: Script,
-    name: str,
-    *,
-    rounds: int = 400,
-    past: frozenset[str] = frozenset(),
-) -> tuple[Script, Violation]:
-    """The script with every action left out that the violation of `name` does not need.
-
-    Raises:
-        ValueError: the script does not lead to this violation.
-    """
-
-    def breaks(candidate: Script) -> Violation | None:
-        try:
-            found = replay(target, shape, candidate, past=past)
-        except (Impossible, TimeoutError):
-            return None
-        return found if found is not None and found.name == name else None
-
-    best = breaks(script)
-    if best is None:
-        raise ValueError(f"the script does not break {name}")
-    current, position = [a for a in script if a["do"] != "finish"], 0
-    while position < len(current) and rounds > 0:
-        rounds -= 1
-        shorter = current[:position] + current[position + 1 :]
-        found = breaks(shorter)
-        if found is None:
-            position += 1
-        else:
-            current, best, position = shorter, found, 0
-    return current, best
 
 
 def dump(script: Script, path: Any, target: str, shape: compat.Shape) -> None:

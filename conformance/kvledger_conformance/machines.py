@@ -342,7 +342,7 @@ def run_machine(machine: type[Machine], profile: str, *, seed: int | None = None
         verbosity=Verbosity.quiet,
         report_multiple_bugs=False,
         suppress_health_check=list(HealthCheck),
-        phases=(Phase.generate, Phase.shrink),
+        phases=(Phase.generate,),
         **chosen,
     )
     factory = machine

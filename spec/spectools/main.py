@@ -142,7 +142,6 @@ def run_all(todo: list[Check], checks: list[Check], options: argparse.Namespace,
     expected, started = manifest.counts(), time.monotonic()
     print(f"{'':5} {'model':30} {'bounds':50} {'expected':31} {'result':12} {'states':>8} {'depth':>5} {'time':>8}")
     done: list[tuple[Check, tlc.Run, str]] = []
-    recorded: dict[str, dict[str, int]] = {}
     longest_first = sorted(todo, key=lambda c: -expected.get(c.name, {}).get("distinct", 0))
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         futures = {pool.submit(one, c): c for c in longest_first}
@@ -150,7 +149,8 @@ def run_all(todo: list[Check], checks: list[Check], options: argparse.Namespace,
             check, run = futures[future], future.result()
             as_expected = run.result == "pass" if check.expected == "pass" else run.result in {"invariant", "property"}
             if options.record and as_expected:
-                recorded[check.name] = expected[check.name] = figures(check, run)
+                expected[check.name] = figures(check, run)
+                manifest.record({check.name: expected[check.name]})
             wrong = verdict(check, run, expected.get(check.name, {}))
             done.append((check, run, wrong))
             print(row(check, run, wrong), flush=True)
@@ -160,8 +160,6 @@ def run_all(todo: list[Check], checks: list[Check], options: argparse.Namespace,
                 print(story.tell(run.trace, run.property or check.property))
             elif run.result not in {"pass", "timeout", "invariant", "property"}:
                 print("\n".join(run.output.splitlines()[-15:]))
-    if recorded:
-        manifest.record(recorded)
     complaints = [] if options.names else lint.complaints(checks, done)
     for line in complaints:
         print(f"WRONG {line}")

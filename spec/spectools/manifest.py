@@ -56,7 +56,7 @@ def temporal_names() -> frozenset[str]:
                     rest = line
                 if "[]" in rest or "<>" in rest or "~>" in rest:
                     names.add(current)
-    return frozenset(names)
+    return frozenset(names | {"Refines"})
 
 
 def _toml(path: Path) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def load() -> list[Check]:
     ]  # fmt: skip
     checks += [
         Check(
-            name=m["id"], kind="mutant", module="MCMutants", base=m["base"], expected="violated", property=m["property"],
+            name=m["id"], kind="mutant", module=m.get("module", "MCMutants"), base=m["base"], expected="violated", property=m["property"],
             constants=m["set"], bounds=f"as {m['base']}", temporal=m["property"] in temporal, source=m["source"],
             mechanism=m["mechanism"], specification=m.get("specification", ""),
         )

@@ -122,6 +122,16 @@ def _blocks(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
         yield f"step sent to the ranks: computes {work}; jobs {jobs}"
 
 
+def _changes(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
+    """For another module than MooncakeStore: which variables changed, plainly."""
+    for name, value in new.items():
+        if value != old.get(name):
+            yield f"{name} = {value}"
+
+
+NARRATORS = (_requests, _jobs, _blocks, _ranks)
+
+
 def tell(trace: list[tuple[str, str]], violated: str) -> str:
     """The story of a counterexample. Each paragraph is one step: number, actor, action, then what changed."""
     lines = [f"How {violated} fails, in {len(trace)} states:"]
@@ -136,7 +146,7 @@ def tell(trace: list[tuple[str, str]], violated: str) -> str:
         if not text or old is None:
             continue
         new = read_state(text)
-        for narrate in (_requests, _jobs, _blocks, _ranks):
+        for narrate in NARRATORS if "rst" in new else (_changes,):
             for sentence in narrate(old, new):
                 lines += textwrap.wrap(sentence, 116, initial_indent="       ", subsequent_indent="         ")
         old = new

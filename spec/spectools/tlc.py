@@ -38,7 +38,10 @@ def _number(pattern: str, text: str) -> int:
 def read_trace(output: str) -> list[tuple[str, str]]:
     """The states of the counterexample in TLC's output, each with the action that led to it."""
     heads = list(re.finditer(r"^(?:State )?(\d+): (?:<(\w+)[^\n]*>|(Stuttering)|(Back to state[^\n]*))[^\n]*$", output, re.M))
-    trace = []
+    trace: list[tuple[str, str]] = []
+    if not heads:
+        alone = re.search(r"violated by the initial state:\n(.*?)\n\n", output, re.S)
+        return [("Initial", alone[1])] if alone else []
     for head, following in zip(heads, [*heads[1:], None], strict=True):
         body = output[head.end() : following.start() if following else len(output)]
         body = re.split(r"\n\n|\nThe coverage|\n\d+ states generated", body.lstrip("\n"))[0]
@@ -69,7 +72,9 @@ def read(output: str, code: int) -> Run:
     return run
 
 
-def check(module: str, cfg_text: str, *, timeout_s: float, heap: str = "2g", coverage: bool = False) -> Run:
+def check(
+    module: str, cfg_text: str, *, timeout_s: float, heap: str = "2g", coverage: bool = False, folder: Path = SPEC
+) -> Run:
     """Run TLC on `module` with a configuration. The JVM gets a directory of its own, removed afterwards."""
     scratch = Path(tempfile.mkdtemp(prefix="kvledger-spec-"))
     try:
@@ -84,7 +89,7 @@ def check(module: str, cfg_text: str, *, timeout_s: float, heap: str = "2g", cov
         started = time.monotonic()
         try:
             done = subprocess.run(
-                command, cwd=SPEC, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, check=False
+                command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, check=False
             )
         except subprocess.TimeoutExpired as late:
             text = late.stdout.decode() if isinstance(late.stdout, bytes) else late.stdout or ""

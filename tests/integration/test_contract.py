@@ -146,7 +146,7 @@ def test_reset_while_a_store_is_in_flight_fails_but_harms_nothing(engines):
 
 
 def test_preemption_storm_in_a_small_pool_behind_a_slow_store(engines):
-    engine = engines(ranks=2, num_blocks=14, max_num_seqs=6, save_decode_cache=True, stall_timeout_s=0.2)
+    engine = engines(ranks=2, num_blocks=14, max_num_seqs=6, save_decode_cache=True, max_pinned_blocks=7)
     for rank in engine.ranks:
         rank.connector.store._delay_s = 0.003 * (rank.index + 1)
     for i in range(12):
@@ -154,6 +154,17 @@ def test_preemption_storm_in_a_small_pool_behind_a_slow_store(engines):
     engine.run_to_idle(timeout_s=60)
     assert sum(r.num_preemptions for r in engine.requests.values()) > 0
     assert engine.connector.snapshot()["store_jobs"]["done"] > 0
+    engine.assert_right()
+
+
+@pytest.mark.parametrize("stall_timeout_s", [0.001, 5.0])
+def test_decoding_over_the_pool_while_the_store_hangs_for_a_while(engines, stall_timeout_s):
+    """vLLM waits for pins instead of preempting only while reports come, and goes on either way."""
+    engine = engines(num_blocks=14, max_num_seqs=6, max_pinned_blocks=7, stall_timeout_s=stall_timeout_s)
+    engine.ranks[0].connector.store._delay_s = 0.05
+    for i in range(8):
+        engine.add(f"r{i}", [600 + i] * 9, max_tokens=16)
+    engine.run_to_idle(timeout_s=60)
     engine.assert_right()
 
 

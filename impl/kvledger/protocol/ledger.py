@@ -124,6 +124,11 @@ class Ledger:
         tracker = self._trackers.get(request_id)
         return None if tracker is None else tracker.generation
 
+    def progress(self, request_id: str) -> tuple[int, tuple[int, ...]]:
+        """Frontier and block indices to retry of the request's current generation (0 and none without one)."""
+        tracker = self._trackers.get(request_id)
+        return (0, ()) if tracker is None else (tracker.frontier, tuple(sorted(tracker.retry)))
+
     def load_state(self, request_id: str) -> Load:
         """How the load of the request's current generation stands."""
         return self._tracker(request_id, "LoadState").load

@@ -42,6 +42,8 @@ class Asked:
     first: int
     lookup: Lookup
     asked_at: float
+    noted: bool = False
+    """Whether the ledger has been told what the answer did not find (once: it may be stored meanwhile)."""
 
     def fits(self, request: "Request", first: int, epoch: str, now: float) -> bool:
         """Whether the answer is (or will be) an answer to this question."""
@@ -164,8 +166,9 @@ class SchedulerSide:
         found = self._await(asked.lookup, self._lookups)
         if found is None:
             return None, False
-        if asked.lookup.missed is not None:
-            self._ledger.forget_known([asked.lookup.missed])
+        if asked.lookup.missed is not None and not asked.noted:
+            self._forget([asked.lookup.missed])
+        asked.noted = True
         tokens = found * self._plan.block_size
         if tokens == 0 or tokens < self._settings.min_load_tokens:
             return 0, False
@@ -303,6 +306,7 @@ class SchedulerSide:
             fields = {"storable": storable, "table": table[0][:storable], **_fields(job)}
             fields["hashes"] = [short(h) for h in hashes[:storable]]
             fields.setdefault("gen", self._ledger.generation(request.request_id))
+            fields["frontier"], fields["retry"] = self._ledger.progress(request.request_id)
             self._trace.record("EmitStore", req=request.request_id, **fields)
         if job is not None:
             self._pin(job)
@@ -321,6 +325,8 @@ class SchedulerSide:
             settled = self._ledger.apply_report(report, now)
             if self._trace is not None:
                 fields = {"rank": report.rank, "result": report.result.name, "bad": list(report.bad)}
+                if settled is not None:
+                    fields["retry"] = self._ledger.progress(settled.request_id)[1]
                 self._trace.record("ApplyReport", job=report.job_id, **fields)
             if settled is not None:
                 self._settle(settled)
@@ -333,9 +339,14 @@ class SchedulerSide:
             if settled.bad and settled.current:
                 self._saving[settled.request_id] = None
         if settled.job.kind is Kind.LOAD and settled.bad:
-            self._ledger.forget_known([settled.job.hashes[p] for p in settled.bad])
+            self._forget([settled.job.hashes[p] for p in settled.bad])
             if settled.current:
                 self._failed_hits.add(settled.request_id)
+
+    def _forget(self, hashes: Sequence[bytes]) -> None:
+        if self._trace is not None:
+            self._trace.record("Forget", names=list(map(short, hashes)))
+        self._ledger.forget_known(hashes)
 
     def _release(self, block_ids: Sequence[int]) -> None:
         self.pool.free_blocks([self.pool.blocks[b] for b in block_ids])

@@ -1,0 +1,92 @@
+"""The map action ↔ function ↔ hook in spec/map.toml is true in both directions."""
+
+import ast
+import importlib.util
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SPEC, CODE = ROOT / "spec", ROOT / "impl" / "kvledger"
+MAP: dict[str, Any] = tomllib.loads((SPEC / "map.toml").read_text(encoding="utf-8"))
+ENTRIES: list[dict[str, Any]] = MAP["action"]
+PROTOCOL = {"Ledger": "protocol/ledger.py", "RankLedger": "protocol/rank.py"}
+
+
+def spec_actions() -> set[str]:
+    """Actions of the model: every name in Next and its parts."""
+    text = (SPEC / "MooncakeStore.tla").read_text(encoding="utf-8")
+    tail = text[text.index("\nSchedulerNext ==") : text.index("\nSpec ==")]
+    parts = {"SchedulerNext", "EnvironmentNext", "RankNext", "DmaNext", "Next", "Refusals", "Max"}
+    return {name for name in re.findall(r"\b([A-Z]\w+)(?=\(| |\n)", tail) if re.search(rf"^{name}(\(| ==)", text, re.M)} - parts
+
+
+def definitions(file: str) -> set[str]:
+    """Operators that a module defines."""
+    return set(re.findall(r"^([A-Z]\w+)(?:\([^)]*\))? ==", (SPEC / file).read_text(encoding="utf-8"), re.M))
+
+
+def functions(file: Path) -> set[str]:
+    """`Class.method` and function names of a Python file, read without importing it."""
+    found: set[str] = set()
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef):
+            found.add(node.name)
+        elif isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}.{f.name}" for f in node.body if isinstance(f, ast.FunctionDef)}
+    return found
+
+
+def test_every_action_is_mapped_once() -> None:
+    mapped = [e["spec"] for e in ENTRIES if not e.get("decision")]
+    assert sorted(mapped) == sorted(set(mapped))
+    assert set(mapped) == spec_actions()
+
+
+def test_every_action_has_a_banner_in_the_model() -> None:
+    text = (SPEC / "MooncakeStore.tla").read_text(encoding="utf-8")
+    banners = " ".join(re.findall(r"^\(\* ACTION  (.*)", text, re.M))
+    missing = [a for a in spec_actions() if not re.search(rf"\b{a}\b", banners)]
+    assert not missing
+
+
+@pytest.mark.parametrize("entry", [e for e in ENTRIES if e.get("decision")], ids=lambda e: e["spec"])
+def test_decisions_exist_in_the_model(entry: dict[str, Any]) -> None:
+    assert entry["spec"] in definitions("MooncakeStoreLedger.tla")
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: e["spec"])
+def test_functions_exist(entry: dict[str, Any]) -> None:
+    for named in entry["code"]:
+        file, _, function = named.partition(":")
+        assert function in functions(CODE / file), named
+
+
+@pytest.mark.parametrize("cls", PROTOCOL)
+def test_every_protocol_function_is_mapped_or_excused(cls: str) -> None:
+    file = PROTOCOL[cls]
+    public = {f for f in functions(CODE / file) if f.startswith(f"{cls}.") and not f.split(".")[1].startswith("_")}
+    mapped = {c.split(":")[1] for e in ENTRIES for c in e["code"] if c.startswith(f"{file}:")}
+    excused = {f for f in MAP["excused"] if f.startswith(f"{cls}.")}
+    assert not mapped & excused
+    assert public == mapped | excused
+
+
+def test_hooks_exist_in_vllm() -> None:
+    spec = importlib.util.find_spec("vllm")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("vllm is not installed")
+    folder = Path(next(iter(spec.submodule_search_locations))) / "distributed" / "kv_transfer" / "kv_connector" / "v1"
+    hooks = {f.split(".")[1] for f in functions(folder / "base.py") if f.startswith(("KVConnectorBase_V1.", "SupportsHMA."))}
+    named = {h for e in ENTRIES for h in e["hook"]}
+    assert named <= hooks
+
+
+def test_the_readme_names_every_action_and_property() -> None:
+    readme = (SPEC / "README.md").read_text(encoding="utf-8")
+    properties = definitions("MooncakeStoreProps.tla") - {"Shared", "Unsettled"}
+    missing = {n for n in spec_actions() | properties if f"`{n}" not in readme}
+    assert not missing
