@@ -51,7 +51,11 @@ TINY_MODEL = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """How large the engine under test is. Small numbers make collisions."""
+    """How large the engine under test is, and what its world does. Small numbers make collisions.
+
+    `reuse_ids`: when the id of a finished request may come back: "at once"; "later", when a schedule has told the
+    connector of the end; "never". vLLM's front end makes ids unique unless that is switched off.
+    """
 
     ranks: int = 1
     num_blocks: int = 15
@@ -60,6 +64,7 @@ class Shape:
     max_num_seqs: int = 4
     max_num_batched_tokens: int = 16
     role: str = "kv_both"
+    reuse_ids: str = "at once"
 
 
 @functools.cache

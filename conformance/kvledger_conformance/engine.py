@@ -355,6 +355,8 @@ class Engine:
         """A request arrives."""
         if request_id in self.scheduler.requests:
             raise Impossible(f"{request_id} is still known")
+        if request_id in self.requests and not self._may_reuse(request_id):
+            raise Impossible(f"the id {request_id} may not come back yet")
         params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
         request = Request(request_id, prompt, params, None, block_hasher=self.hasher)
         if request_id in self.requests:
@@ -364,6 +366,11 @@ class Engine:
         self.note_prefixes()
         self.scheduler.add_request(request)
         return request
+
+    def _may_reuse(self, request_id: str) -> bool:
+        if self.shape.reuse_ids == "later":
+            return request_id not in self.scheduler.finished_req_ids
+        return self.shape.reuse_ids == "at once"
 
     def all_requests(self) -> list[tuple[str, Request]]:
         """Every request of this run, those whose id was used again included."""

@@ -4,6 +4,7 @@ Several small machines besides the full one: with many rules the combination tha
 swarm testing already switches rules off per run. A rule whose action does not exist in the state at hand does nothing.
 """
 
+import dataclasses
 import random
 from collections import Counter
 from dataclasses import dataclass, field
@@ -323,10 +324,16 @@ SHAPES = (
 
 
 def machine_for(
-    name: str, target: targets.Target, *, past: frozenset[str] = frozenset(), shapes: tuple[compat.Shape, ...] = SHAPES
+    name: str,
+    target: targets.Target,
+    *,
+    past: frozenset[str] = frozenset(),
+    shapes: tuple[compat.Shape, ...] = SHAPES,
+    reuse_ids: str = "at once",
 ) -> type[Machine]:
-    """The machine `name` against a target."""
-    fields = {"target": target, "past": past, "shapes": shapes, "tally": Tally()}
+    """The machine `name` against a target. `past`: properties known to be broken, to look for what lies behind."""
+    chosen = tuple(dataclasses.replace(s, reuse_ids=reuse_ids) for s in shapes)
+    fields = {"target": target, "past": past, "shapes": chosen, "tally": Tally()}
     return type(MACHINES[name].__name__, (MACHINES[name],), fields)
 
 

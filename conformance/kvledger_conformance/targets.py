@@ -186,24 +186,28 @@ class _EndThread:
 
 def _in_tree_close(engine: Engine) -> None:
     """End the threads and sockets that the connector's shutdown leaves behind."""
-    client, server = engine.connector.connector_scheduler.client, None
     for rank in engine.ranks:
         worker = rank.connector.connector_worker
         for thread in (worker.kv_send_thread, *worker.kv_recv_threads):
             if thread is not None:
                 thread.request_queue.put(_EndThread())
                 thread.join(5)
-        server = worker.lookup_server
-        if server is not None and server.thread.is_alive():
-            server.running = False
-            client.executor.submit(_last_words, client).result(10)
-            server.thread.join(5)
-            server.close()
-            server.ctx.term()
+    client = engine.connector.connector_scheduler.client
+    server = engine.ranks[0].connector.connector_worker.lookup_server
+    if not server.thread.is_alive():
+        _stuck.append((client, server))  # its client waits for ever; ending the sockets would wait with it
+        return
+    server.running = False
+    client.executor.submit(_last_words, client).result(10)
+    server.thread.join(5)
+    server.close()
+    server.ctx.term()
     client.executor.shutdown(wait=False, cancel_futures=True)
-    if server is not None and not server.running:  # a lookup that hangs for ever still uses the socket
-        client.socket.close(linger=0)
-        client.ctx.term()
+    client.socket.close(linger=0)
+    client.ctx.term()
+
+
+_stuck: list[Any] = []
 
 
 def _last_words(client: Any) -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from spectools import env, lint, manifest, story, tlc
+from spectools import env, lint, manifest, mutate, readme, story, tlc
 from spectools.manifest import Check
 
 JOBS = 2
@@ -34,6 +34,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--list", action="store_true", help="list what can be checked, run nothing")
     p.add_argument("--cfg", metavar="NAME", help="print one configuration, run nothing")
     p.add_argument("--record", action="store_true", help="take the figures of this run as the expected ones")
+    p.add_argument("--generated", action="store_true", help="run the generated mutants (an hour); names choose some of them")
     p.add_argument("--jobs", type=int, default=JOBS, metavar="N", help=f"JVMs at a time (default {JOBS})")
     return p
 
@@ -134,7 +135,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     except env.Missing as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    if options.generated:
+        return run_generated(options)
     return run_all(chosen(checks, options.names, options.deep), checks, options, jar)
+
+
+def run_generated(options: argparse.Namespace) -> int:
+    """Run generated mutants: every one is killed, or is a survivor with a reason."""
+    todo = [m for m in mutate.generate() if not options.names or m.name in options.names]
+    reasons, results, wrongs = mutate.survivors(), [], 0
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        futures = {pool.submit(mutate.try_one, m): m for m in todo}
+        for future in concurrent.futures.as_completed(futures):
+            mutant, (model, what) = futures[future], future.result()
+            fate = f"killed by {what} in {model}" if model else f"survives: {reasons.get(mutant.name, 'NO REASON GIVEN')}"
+            bad = what == "NOT A MODULE" or bool(model) == (mutant.name in reasons)
+            wrongs += bad
+            results.append({"id": mutant.name, "dropped": mutant.old, "model": model, "killed_by": what, "ok": not bad})
+            print(f"{'WRONG' if bad else 'ok':5} {mutant.name:32} {fate}", flush=True)
+    print(f"{len(results)} generated mutants: {'all as expected' if not wrongs else f'{wrongs} NOT as expected'}")
+    if options.json:
+        options.json.write_text(json.dumps({"ok": not wrongs, "generated": results}, indent=1) + "\n", encoding="utf-8")
+    return 1 if wrongs else 0
 
 
 def run_all(todo: list[Check], checks: list[Check], options: argparse.Namespace, jar: str) -> int:
@@ -160,6 +182,8 @@ def run_all(todo: list[Check], checks: list[Check], options: argparse.Namespace,
                 print(story.tell(run.trace, run.property or check.property))
             elif run.result not in {"pass", "timeout", "invariant", "property"}:
                 print("\n".join(run.output.splitlines()[-15:]))
+    if options.record:
+        readme.write()
     complaints = [] if options.names else lint.complaints(checks, done)
     for line in complaints:
         print(f"WRONG {line}")

@@ -9,7 +9,7 @@ import pytest
 SPEC = Path(__file__).resolve().parents[2] / "spec"
 sys.path.insert(0, str(SPEC))
 
-from spectools import cfg, env, lint, main, manifest, story, tlc, value  # noqa: E402
+from spectools import cfg, env, lint, main, manifest, readme, story, tlc, value  # noqa: E402
 
 STEP_1 = """/\\ rst = <<"waiting">>
 /\\ rp = << <<"a", "b">> >>
@@ -207,3 +207,7 @@ def test_one_real_run_with_json(tmp_path: Path) -> None:
     out = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
     assert [m["name"] for m in out["models"]] == ["UtilTest"]
     assert out["mutants"][0]["killed_by"] == "PinnedNotFreed"
+
+
+def test_the_readme_shows_the_recorded_figures() -> None:
+    assert readme.current() == readme.table()

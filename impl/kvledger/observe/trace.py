@@ -11,7 +11,7 @@ run goes on.
 | `BeginGeneration` | `req`, `gen`, `table` (block ids at admission), `external` (tokens that core accepted to load) |
 | `EndGeneration` | `req`, `gen`, `why` (preempted, finished) |
 | `EmitLoad` | `req`, `gen`, `job`, `blocks`, `names` (hashes of these blocks), `sync` |
-| `EmitStore` | `req`, `gen`, `storable`, `table` and `hashes` up to there, `job` (null: none), `blocks`, `names`; then `frontier`, `retry` |
+| `EmitStore` | `req`, `gen`, `storable`; `table`, `hashes` up to there; `job` (or null), `blocks`, `names`; `frontier`, `retry` |
 | `ApplyReport` | `job`, `rank`, `result`, `bad` (positions); if it settles the job: `retry` of its request |
 | `Forget` | `names` (hashes that a lookup or a load did not find) |
 | `Release` | `job`, `blocks` (tail first) |
