@@ -10,19 +10,17 @@ in vLLM's in-tree Mooncake store connector, and so do KiB, MiB, GiB, TiB.
 import dataclasses
 import difflib
 import json
-import math
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from kvledger import config_values
 from kvledger.errors import ConfigError
 
 CONFIG_PATH_VARIABLE = "MOONCAKE_CONFIG_PATH"
 ENVIRONMENT_PREFIX = "KVLEDGER_"
 EXTRA_CONFIG = "kv_connector_extra_config"
-P2P_HANDSHAKE = "P2PHANDSHAKE"
 
 # Variables of kvledger's own tests, demo and benchmarks, not settings of the product.
 _RESERVED_VARIABLES = ("KVLEDGER_TEST_", "KVLEDGER_DEMO_", "KVLEDGER_BENCH_", "KVLEDGER_DEV_")
@@ -50,185 +48,11 @@ _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "enable_cross_layers_blocks": ("False", False, None),
 }
 
-_SIZE_UNITS = {"": 0, "b": 0, "k": 1, "kb": 1, "kib": 1, "m": 2, "mb": 2, "mib": 2}
-_SIZE_UNITS |= {"g": 3, "gb": 3, "gib": 3, "t": 4, "tb": 4, "tib": 4}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.ASCII)
-_HOST_PORT = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):(\d{1,5})", re.ASCII)
-_METADATA_URL = re.compile(r"(?:(?:http|https|etcd|redis)://)?([^/\s]+)(?:/\S*)?", re.ASCII)
-_HOST = re.compile(r"[A-Za-z0-9._:\[\]%-]+", re.ASCII)
-
-
-class _UnusableError(Exception):
-    """A value that cannot be used; carries the remedy. Never leaves this module."""
-
-
-class _EnvironmentText(str):
-    """A value from the environment, where numbers and flags can only be text."""
-
-    __slots__ = ()
-
-
-# Takes the raw value (an _EnvironmentText if it comes from there); answers the typed value or raises _UnusableError.
-_Parser = Callable[[object], object]
-
-
-# -- parsers ---------------------------------------------------------------
-
-
-def _flag(raw: object) -> object:
-    if isinstance(raw, bool):
-        return raw
-    if isinstance(raw, _EnvironmentText):
-        known = {"true": True, "1": True, "false": False, "0": False}
-        if raw.strip().lower() in known:
-            return known[raw.strip().lower()]
-        raise _UnusableError("use true, false, 1 or 0")
-    raise _UnusableError("use true or false, without quotes")
-
-
-def _text(raw: object) -> object:
-    if not isinstance(raw, str):
-        raise _UnusableError("use a string")
-    return raw.strip()
-
-
-def _optional(parse: _Parser) -> _Parser:
-    """None (in JSON null, in the environment an empty string) means: not set."""
-
-    def parse_optional(raw: object) -> object:
-        if raw is None or (isinstance(raw, str) and not raw.strip()):
-            return None
-        return parse(raw)
-
-    return parse_optional
-
-
-def _choice(*allowed: str) -> _Parser:
-    def parse(raw: object) -> object:
-        if isinstance(raw, str) and raw.strip() in allowed:
-            return raw.strip()
-        near = difflib.get_close_matches(raw, allowed, n=1) if isinstance(raw, str) else []
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise _UnusableError(f"use one of {', '.join(map(repr, allowed))}{hint}")
-
-    return parse
-
-
-def _size(*, at_least: int = 1) -> _Parser:
-    def parse(raw: object) -> object:
-        value = _size_value(raw)
-        if value < at_least:
-            raise _UnusableError(f"use at least {at_least} bytes")
-        if value >= 1 << 60:
-            raise _UnusableError("use a size below 1 EiB")
-        return value
-
-    return parse
-
-
-def _size_value(raw: object) -> int:
-    remedy = "use a whole number of bytes or a string such as '512MB', '4GiB', '80GB' or '1TB'"
-    if isinstance(raw, int) and not isinstance(raw, bool):
-        if raw < 0:
-            raise _UnusableError(f"a size cannot be negative; {remedy}")
-        return raw
-    if not isinstance(raw, str):
-        raise _UnusableError(remedy)
-    match = _SIZE.fullmatch(raw.strip().lower())
-    if match is None or match[2] not in _SIZE_UNITS or len(match[1]) > 30:
-        raise _UnusableError(remedy)
-    scale = 1024 ** _SIZE_UNITS[match[2]]
-    value = float(match[1]) * scale if "." in match[1] else int(match[1]) * scale
-    if value != int(value):
-        raise _UnusableError(f"this is not a whole number of bytes; {remedy}")
-    return int(value)
-
-
-def _count(*, at_least: int) -> _Parser:
-    def parse(raw: object) -> object:
-        value = raw
-        if isinstance(raw, _EnvironmentText) and re.fullmatch(r"[+-]?\d{1,18}", raw.strip(), re.ASCII):
-            value = int(raw)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise _UnusableError(
-                "use a whole number" + ("" if isinstance(raw, _EnvironmentText) else ", without quotes")
-            )
-        if value < at_least:
-            raise _UnusableError(f"use {at_least} or more")
-        return value
-
-    return parse
-
-
-def _number(*, above: float | None = None, at_least: float = 0.0, at_most: float = math.inf) -> _Parser:
-    def parse(raw: object) -> object:
-        value = _number_value(raw)
-        if not math.isfinite(value):
-            raise _UnusableError("use a finite number")
-        if above is not None and value <= above:
-            raise _UnusableError(f"use a number above {above:g}")
-        if above is None and value < at_least:
-            raise _UnusableError(f"use {at_least:g} or more")
-        if value > at_most:
-            raise _UnusableError(f"use {at_most:g} or less")
-        return value
-
-    return parse
-
-
-def _number_value(raw: object) -> float:
-    if isinstance(raw, int | float) and not isinstance(raw, bool):
-        try:
-            return float(raw)
-        except OverflowError:
-            return math.inf
-    if isinstance(raw, _EnvironmentText):
-        try:
-            return float(raw)
-        except ValueError:
-            pass
-    raise _UnusableError("use a number" + ("" if isinstance(raw, _EnvironmentText) else ", without quotes"))
-
-
-def _address(raw: object) -> object:
-    text = raw.strip() if isinstance(raw, str) else ""
-    match = _HOST_PORT.fullmatch(text)
-    if match is None or not 1 <= int(match[2]) <= 65535:
-        raise _UnusableError("use host:port, for example '10.0.0.7:50051'")
-    return text
-
-
-def _metadata_server(raw: object) -> object:
-    text = raw.strip() if isinstance(raw, str) else ""
-    if text == P2P_HANDSHAKE:
-        return text
-    match = _METADATA_URL.fullmatch(text)
-    if match is None or _HOST_PORT.fullmatch(match[1]) is None:
-        raise _UnusableError(
-            f"use {P2P_HANDSHAKE!r} (needs no server) or an address like 'http://10.0.0.7:8080/metadata'"
-        )
-    return text
-
-
-def _hostname(raw: object) -> object:
-    if not isinstance(raw, str) or _HOST.fullmatch(raw.strip()) is None:
-        raise _UnusableError("use this host's name or address as its peers reach it, optionally with :port")
-    return raw.strip()
-
-
-def _tenant(raw: object) -> object:
-    """As in-tree: null and blank mean the default tenant."""
-    if raw is None:
-        return "default"
-    if not isinstance(raw, str):
-        raise _UnusableError("use a string")
-    return raw.strip() or "default"
-
 
 # -- the settings ----------------------------------------------------------
 
 
-def _setting(default: object, parse: _Parser, doc: str) -> Any:
+def _setting(default: object, parse: config_values.Parser, doc: str) -> Any:
     return dataclasses.field(default=default, metadata={"parse": parse, "doc": doc})
 
 
@@ -242,100 +66,150 @@ class Settings:
 
     # The store: names of the in-tree connector's JSON file.
     master_server_address: str | None = _setting(
-        None, _optional(_address), "the Mooncake master, host:port; not set: an embedded store on this host"
+        None,
+        config_values.optional(config_values.address),
+        "the Mooncake master, host:port; not set: an embedded store on this host",
     )
-    metadata_server: str = _setting(P2P_HANDSHAKE, _metadata_server, "P2PHANDSHAKE, or a metadata server's address")
+    metadata_server: str = _setting(
+        config_values.P2P_HANDSHAKE, config_values.metadata_server, "P2PHANDSHAKE, or a metadata server's address"
+    )
     protocol: Literal["tcp", "rdma"] = _setting(
-        "tcp", _choice("tcp", "rdma"), "transport between hosts (the in-tree connector's default is rdma)"
+        "tcp", config_values.choice("tcp", "rdma"), "transport between hosts (the in-tree connector's default is rdma)"
     )
-    device_name: str = _setting("", _text, "RDMA devices, comma-separated; empty: found automatically")
+    device_name: str = _setting("", config_values.text, "RDMA devices, comma-separated; empty: found automatically")
     mode: Literal["embedded", "standalone-store"] = _setting(
         "embedded",
-        _choice("embedded", "standalone-store"),
+        config_values.choice("embedded", "standalone-store"),
         "embedded: each rank gives global_segment_size to the store; standalone-store: others own the memory",
     )
     global_segment_size: int = _setting(
-        4 * _GIB, _size(at_least=0), "bytes of host memory that each rank (or the embedded store) gives to the store"
+        4 * _GIB,
+        config_values.size(at_least=0),
+        "bytes of host memory that each rank (or the embedded store) gives to the store",
     )
     local_buffer_size: int = _setting(
         512 * _MIB,
-        _size(),
+        config_values.size(),
         "bytes of Mooncake's own client buffer; kvledger copies nothing through it (in-tree default: 4 GiB)",
     )
     enable_offload: bool = _setting(
         False,
-        _flag,
+        config_values.flag,
         "ask Mooncake for its SSD tier on segments this process gives; needs the master's --enable_offload",
     )
     tenant_id: str = _setting(
-        "default", _tenant, "Mooncake tenant; has an effect only where the master runs with --enable_multi_tenants"
+        "default",
+        config_values.tenant,
+        "Mooncake tenant; has an effect only where the master runs with --enable_multi_tenants",
     )
     local_hostname: str | None = _setting(
-        None, _optional(_hostname), "this host as its peers reach it; not set: 127.0.0.1 if embedded, else found out"
+        None,
+        config_values.optional(config_values.hostname),
+        "this host as its peers reach it; not set: 127.0.0.1 if embedded, else found out",
     )
     # Behaviour: names of the in-tree connector's extra config.
-    load_async: bool = _setting(True, _flag, "load while the request waits and others run; false: load before the step")
-    lookup_async: bool = _setting(True, _flag, "never wait for a lookup longer than lookup_wait_s (in-tree: false)")
-    enable_lookup: bool = _setting(True, _flag, "look for stored prefixes; false: this engine only saves")
-    save_decode_cache: bool = _setting(False, _flag, "also save blocks that decoding fills, not only the prompt's")
-    cache_prefix: str = _setting("", _text, "put before every key, so that deployments share a master without mixing")
+    load_async: bool = _setting(
+        True, config_values.flag, "load while the request waits and others run; false: load before the step"
+    )
+    lookup_async: bool = _setting(
+        True, config_values.flag, "never wait for a lookup longer than lookup_wait_s (in-tree: false)"
+    )
+    enable_lookup: bool = _setting(True, config_values.flag, "look for stored prefixes; false: this engine only saves")
+    save_decode_cache: bool = _setting(
+        False, config_values.flag, "also save blocks that decoding fills, not only the prompt's"
+    )
+    cache_prefix: str = _setting(
+        "", config_values.text, "put before every key, so that deployments share a master without mixing"
+    )
     preferred_segment: str | None = _setting(
-        None, _optional(_text), "name of the segment (host:port) that puts should prefer"
+        None, config_values.optional(config_values.text), "name of the segment (host:port) that puts should prefer"
     )
     # kvledger's own.
     weights_version: str | None = _setting(
-        None, _optional(_text), "part of every key's fingerprint; change it when weights change under the same name"
+        None,
+        config_values.optional(config_values.text),
+        "part of every key's fingerprint; change it when weights change under the same name",
     )
     transfer_mode: Literal["auto", "staged", "direct"] = _setting(
         "auto",
-        _choice("auto", "staged", "direct"),
+        config_values.choice("auto", "staged", "direct"),
         "gather into a staging slot, or not; auto: staged on tcp, else direct",
     )
-    staging_bytes: int = _setting(256 * _MIB, _size(), "registered staging memory of each rank, all slots together")
-    max_batch_bytes: int = _setting(64 * _MIB, _size(), "most bytes in one call to the store")
-    max_segments_in_flight: int = _setting(
-        1536, _count(at_least=1), "most address ranges in one call to the store (Mooncake's TCP queue holds about 2048)"
+    staging_bytes: int = _setting(
+        256 * _MIB, config_values.size(), "registered staging memory of each rank, all slots together"
     )
-    lookup_timeout_s: float = _setting(2.0, _number(above=0), "a lookup that takes longer is a miss")
-    lookup_wait_s: float = _setting(0.01, _number(), "longest time a lookup holds up the scheduler thread")
-    lookup_chunk_blocks: int = _setting(256, _count(at_least=1), "blocks per existence query; stops at the first miss")
-    breaker_failures: int = _setting(3, _count(at_least=1), "failures in a row after which the store is left alone")
-    breaker_open_s: float = _setting(5.0, _number(above=0), "how long it is left alone before one probe; doubles")
+    max_batch_bytes: int = _setting(64 * _MIB, config_values.size(), "most bytes in one call to the store")
+    max_segments_in_flight: int = _setting(
+        1536,
+        config_values.count(at_least=1),
+        "most address ranges in one call to the store (Mooncake's TCP queue holds about 2048)",
+    )
+    lookup_timeout_s: float = _setting(2.0, config_values.number(above=0), "a lookup that takes longer is a miss")
+    lookup_wait_s: float = _setting(0.01, config_values.number(), "longest time a lookup holds up the scheduler thread")
+    lookup_chunk_blocks: int = _setting(
+        256, config_values.count(at_least=1), "blocks per existence query; stops at the first miss"
+    )
+    breaker_failures: int = _setting(
+        3, config_values.count(at_least=1), "failures in a row after which the store is left alone"
+    )
+    breaker_open_s: float = _setting(
+        5.0, config_values.number(above=0), "how long it is left alone before one probe; doubles"
+    )
     max_pinned_fraction: float = _setting(
-        0.5, _number(above=0, at_most=1), "most blocks that saves may hold, as a fraction of the KV pool"
+        0.5, config_values.number(above=0, at_most=1), "most blocks that saves may hold, as a fraction of the KV pool"
     )
     max_pinned_blocks: int | None = _setting(
         None,
-        _optional(_count(at_least=1)),
+        config_values.optional(config_values.count(at_least=1)),
         "a number of blocks, instead of the fraction and without its room for one full request",
     )
     stall_timeout_s: float = _setting(
-        10.0, _number(above=0), "after this long without a report vLLM no longer waits for saves to free blocks"
+        10.0,
+        config_values.number(above=0),
+        "after this long without a report vLLM no longer waits for saves to free blocks",
     )
     quarantine_s: float = _setting(
-        120.0, _number(above=0), "how long blocks stay held after a transfer that may still be moving bytes"
+        120.0,
+        config_values.number(above=0),
+        "how long blocks stay held after a transfer that may still be moving bytes",
     )
     transfer_timeout_s: float = _setting(
-        90.0, _number(above=0), "a job whose store call has not returned is given up (Mooncake itself gives up at 60 s)"
+        90.0,
+        config_values.number(above=0),
+        "a job whose store call has not returned is given up (Mooncake itself gives up at 60 s)",
     )
-    load_timeout_s: float = _setting(60.0, _number(above=0), "a load that waits longer is failed and recomputed")
-    max_store_attempts: int = _setting(3, _count(at_least=1), "tries to save one block")
-    retry_backoff_s: float = _setting(1.0, _number(above=0), "first wait after the store refused for want of space")
-    min_load_tokens: int = _setting(0, _count(at_least=0), "hits shorter than this are recomputed instead of loaded")
+    load_timeout_s: float = _setting(
+        60.0, config_values.number(above=0), "a load that waits longer is failed and recomputed"
+    )
+    max_store_attempts: int = _setting(3, config_values.count(at_least=1), "tries to save one block")
+    retry_backoff_s: float = _setting(
+        1.0, config_values.number(above=0), "first wait after the store refused for want of space"
+    )
+    min_load_tokens: int = _setting(
+        0, config_values.count(at_least=0), "hits shorter than this are recomputed instead of loaded"
+    )
     max_loads_in_flight: int | None = _setting(
-        None, _optional(_count(at_least=1)), "most requests that load at the same time; not set: no limit"
+        None,
+        config_values.optional(config_values.count(at_least=1)),
+        "most requests that load at the same time; not set: no limit",
     )
-    shutdown_timeout_s: float = _setting(10.0, _number(above=0), "longest wait for transfers at shutdown")
+    shutdown_timeout_s: float = _setting(10.0, config_values.number(above=0), "longest wait for transfers at shutdown")
     embedded_linger_s: float = _setting(
-        30.0, _number(), "how long the embedded store outlives the last engine that uses it"
+        30.0, config_values.number(), "how long the embedded store outlives the last engine that uses it"
     )
     embedded_dir: str | None = _setting(
-        None, _optional(_text), "folder of the embedded store's socket and log; another folder is another store"
+        None,
+        config_values.optional(config_values.text),
+        "folder of the embedded store's socket and log; another folder is another store",
     )
     trace_dir: str | None = _setting(
-        None, _optional(_text), "folder for a recording of the protocol's events (JSON lines); not set: none"
+        None,
+        config_values.optional(config_values.text),
+        "folder for a recording of the protocol's events (JSON lines); not set: none",
     )
-    fault_delay_ms: float = _setting(0.0, _number(), "testing aid: delays every store operation of the ranks")
+    fault_delay_ms: float = _setting(
+        0.0, config_values.number(), "testing aid: delays every store operation of the ranks"
+    )
 
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
@@ -410,11 +284,11 @@ def _sources(extra_config: Mapping[str, Any], environ: Mapping[str, str]) -> Ite
         yield _read_file(path), f"file {path}"
     for variable, field in MOONCAKE_VARIABLES.items():
         if variable in environ:
-            yield {field: _EnvironmentText(environ[variable])}, f"environment variable {variable}"
+            yield {field: config_values.EnvironmentText(environ[variable])}, f"environment variable {variable}"
     for variable in sorted(environ):
         if variable.startswith(ENVIRONMENT_PREFIX) and not variable.startswith(_RESERVED_VARIABLES):
             field = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
-            yield {field: _EnvironmentText(environ[variable])}, f"environment variable {variable}"
+            yield {field: config_values.EnvironmentText(environ[variable])}, f"environment variable {variable}"
     yield extra_config, EXTRA_CONFIG
 
 
@@ -465,10 +339,10 @@ def _is_field(name: str, raw: object, source: str) -> bool:
 
 
 def _parsed(name: str, raw: object, source: str) -> object:
-    parse: _Parser = next(spec.metadata["parse"] for spec in _specs() if spec.name == name)
+    parse: config_values.Parser = next(spec.metadata["parse"] for spec in _specs() if spec.name == name)
     try:
         return parse(raw)
-    except _UnusableError as error:
+    except config_values.UnusableError as error:
         raise ConfigError(name, raw, str(error), source) from None
 
 
@@ -509,7 +383,7 @@ def _check_embedded(settings: Settings) -> None:
     only_external = {
         "mode": settings.mode == "standalone-store",
         "protocol": settings.protocol != "tcp",
-        "metadata_server": settings.metadata_server != P2P_HANDSHAKE,
+        "metadata_server": settings.metadata_server != config_values.P2P_HANDSHAKE,
         "enable_offload": settings.enable_offload,
     }
     for field, wrong in only_external.items():

@@ -28,13 +28,17 @@ def parser() -> argparse.ArgumentParser:
         prog="./dev spec", description="Check the TLA+ model with TLC.", epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    p.add_argument("names", nargs="*", metavar="MODEL", help="models, reach checks or mutants; default: all that CI runs")
+    p.add_argument(
+        "names", nargs="*", metavar="MODEL", help="models, reach checks or mutants; default: all that CI runs"
+    )
     p.add_argument("--deep", action="store_true", help="also the long models")
     p.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     p.add_argument("--list", action="store_true", help="list what can be checked, run nothing")
     p.add_argument("--cfg", metavar="NAME", help="print one configuration, run nothing")
     p.add_argument("--record", action="store_true", help="take the figures of this run as the expected ones")
-    p.add_argument("--generated", action="store_true", help="run the generated mutants (an hour); names choose some of them")
+    p.add_argument(
+        "--generated", action="store_true", help="run the generated mutants (an hour); names choose some of them"
+    )
     p.add_argument("--jobs", type=int, default=JOBS, metavar="N", help=f"JVMs at a time (default {JOBS})")
     return p
 
@@ -66,7 +70,10 @@ def figures(check: Check, run: tlc.Run) -> dict[str, int]:
 def one(check: Check) -> tlc.Run:
     """Run one check."""
     return tlc.check(
-        check.module, check.cfg_text(), timeout_s=DEEP_TIMEOUT_S if check.deep else TIMEOUT_S, coverage=check.kind == "model"
+        check.module,
+        check.cfg_text(),
+        timeout_s=DEEP_TIMEOUT_S if check.deep else TIMEOUT_S,
+        coverage=check.kind == "model",
     )
 
 
@@ -124,7 +131,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     checks = manifest.load()
     if options.list:
         for c in checks:
-            print(f"{c.name:30} {c.kind:8} {'deep ' if c.deep else '     '}{c.property or 'pass':24} {c.mechanism or c.bounds}")
+            print(
+                f"{c.name:30} {c.kind:8} {'deep ' if c.deep else '     '}{c.property or 'pass':24} {c.mechanism or c.bounds}"
+            )
         return 0
     if options.cfg:
         print(chosen(checks, [options.cfg], True)[0].cfg_text(), end="")
@@ -148,7 +157,9 @@ def run_generated(options: argparse.Namespace) -> int:
         futures = {pool.submit(mutate.try_one, m): m for m in todo}
         for future in concurrent.futures.as_completed(futures):
             mutant, (model, what) = futures[future], future.result()
-            fate = f"killed by {what} in {model}" if model else f"survives: {reasons.get(mutant.name, 'NO REASON GIVEN')}"
+            fate = (
+                f"killed by {what} in {model}" if model else f"survives: {reasons.get(mutant.name, 'NO REASON GIVEN')}"
+            )
             bad = what == "NOT A MODULE" or bool(model) == (mutant.name in reasons)
             wrongs += bad
             results.append({"id": mutant.name, "dropped": mutant.old, "model": model, "killed_by": what, "ok": not bad})

@@ -69,10 +69,11 @@ def load() -> list[Check]:
     temporal = temporal_names()
     checks = [
         Check(
-            name=m["name"], kind="model", module=m.get("module", "MC"), base=m["name"], bounds=m["bounds"], deep=m.get("deep", False)
+            name=m["name"], kind="model", module=m.get("module", "MC"), base=m["name"],
+            bounds=m["bounds"], deep=m.get("deep", False),
         )
         for m in manifest["model"]
-    ]
+    ]  # fmt: skip
     checks += [
         Check(
             name=f"MCReach_{r['name']}", kind="reach", module="MC", base=r["base"], expected="violated",
@@ -83,9 +84,10 @@ def load() -> list[Check]:
     ]  # fmt: skip
     checks += [
         Check(
-            name=m["id"], kind="mutant", module=m.get("module", "MCMutants"), base=m["base"], expected="violated", property=m["property"],
-            constants=m["set"], bounds=f"as {m['base']}", temporal=m["property"] in temporal, source=m["source"],
-            mechanism=m["mechanism"], specification=m.get("specification", ""),
+            name=m["id"], kind="mutant", module=m.get("module", "MCMutants"), base=m["base"], expected="violated",
+            property=m["property"], constants=m["set"], bounds=f"as {m['base']}",
+            temporal=m["property"] in temporal, source=m["source"], mechanism=m["mechanism"],
+            specification=m.get("specification", ""),
         )
         for m in registry["mutant"]
     ]  # fmt: skip

@@ -32,7 +32,22 @@ MODELS: tuple[tuple[str, dict[str, str]], ...] = (
 
 # Definitions that are values, not formulas, or hooks for narrow models: there is no conjunct to drop.
 NOT_FORMULAS = frozenset(
-    "Spec Allocatable Index MayIdle NoPrompt Wiped LastIdx Shift PollOrder ReportedBad Key AfterEmit Count NewRetry".split()
+    [
+        "Spec",
+        "Allocatable",
+        "Index",
+        "MayIdle",
+        "NoPrompt",
+        "Wiped",
+        "LastIdx",
+        "Shift",
+        "PollOrder",
+        "ReportedBad",
+        "Key",
+        "AfterEmit",
+        "Count",
+        "NewRetry",
+    ]
 )
 
 
@@ -115,7 +130,9 @@ def generate() -> list[Mutant]:
                     continue
                 if update:
                     new, kind = f"{update[1]}' = {update[1]}", "update"
-                elif "'" in conjunct or re.match(r"(BuildMeta|Push|Send|Set|Gone|Unadmit|ToWaiting|Admit|Relearn|LET)\b", conjunct):
+                elif "'" in conjunct or re.match(
+                    r"(BuildMeta|Push|Send|Set|Gone|Unadmit|ToWaiting|Admit|Relearn|LET)\b", conjunct
+                ):
                     continue
                 else:
                     new, kind = "TRUE", "guard"

@@ -13,7 +13,10 @@ def table() -> str:
     """The rows, as Markdown."""
     models = tomllib.loads((manifest.SPEC / "manifest.toml").read_text(encoding="utf-8"))["model"]
     figures = manifest.counts()
-    rows = ["| model | bounds | leaves out | distinct states | depth | in CI |", "| --- | --- | --- | ---: | ---: | --- |"]
+    rows = [
+        "| model | bounds | leaves out | distinct states | depth | in CI |",
+        "| --- | --- | --- | ---: | ---: | --- |",
+    ]
     for m in models:
         f = figures.get(m["name"], {})
         states, depth = f.get("distinct", 0), f.get("depth", 0)

@@ -37,7 +37,9 @@ def read_state(text: str) -> dict[str, Any]:
 
 def _bytes(content: tuple[str, int]) -> str:
     name, epoch = content
-    return {"junk": "WRONG BYTES", "none": "nothing"}.get(name, f"the bytes of {name}" + (f" (weights {epoch})" if epoch else ""))
+    return {"junk": "WRONG BYTES", "none": "nothing"}.get(
+        name, f"the bytes of {name}" + (f" (weights {epoch})" if epoch else "")
+    )
 
 
 def _items(items: frozenset[tuple[int, int, str]]) -> str:
@@ -95,6 +97,9 @@ def _ranks(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
             if was["st"] != life["st"]:
                 bad = f", bad {sorted(life['bad'])}" if life["bad"] else ""
                 yield f"rank {k}: job {j} {was['st']} -> {life['st']}{bad}"
+
+
+def _bytes_move(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
     for k, j, i in sorted(new["dma"] - old["dma"]):
         yield f"rank {k}: bytes of job {j}, index {i} begin to move"
     for k, j, i in sorted(old["dma"] - new["dma"]):
@@ -129,7 +134,7 @@ def _changes(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
             yield f"{name} = {value}"
 
 
-NARRATORS = (_requests, _jobs, _blocks, _ranks)
+NARRATORS = (_requests, _jobs, _blocks, _ranks, _bytes_move)
 
 
 def tell(trace: list[tuple[str, str]], violated: str) -> str:

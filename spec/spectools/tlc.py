@@ -11,8 +11,16 @@ from pathlib import Path
 from spectools import env
 
 SPEC = Path(__file__).resolve().parent.parent
-RESULTS = {0: "pass", 10: "assumption", 11: "deadlock", 12: "invariant", 13: "property", 75: "evaluation error",
-           150: "parse error", 151: "config error"}
+RESULTS = {
+    0: "pass",
+    10: "assumption",
+    11: "deadlock",
+    12: "invariant",
+    13: "property",
+    75: "evaluation error",
+    150: "parse error",
+    151: "config error",
+}
 
 
 @dataclass(slots=True)
@@ -37,7 +45,9 @@ def _number(pattern: str, text: str) -> int:
 
 def read_trace(output: str) -> list[tuple[str, str]]:
     """The states of the counterexample in TLC's output, each with the action that led to it."""
-    heads = list(re.finditer(r"^(?:State )?(\d+): (?:<(\w+)[^\n]*>|(Stuttering)|(Back to state[^\n]*))[^\n]*$", output, re.M))
+    heads = list(
+        re.finditer(r"^(?:State )?(\d+): (?:<(\w+)[^\n]*>|(Stuttering)|(Back to state[^\n]*))[^\n]*$", output, re.M)
+    )
     trace: list[tuple[str, str]] = []
     if not heads:
         alone = re.search(r"violated by the initial state:\n(.*?)\n\n", output, re.S)
@@ -89,7 +99,13 @@ def check(
         started = time.monotonic()
         try:
             done = subprocess.run(
-                command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, check=False
+                command,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=timeout_s,
+                check=False,
             )
         except subprocess.TimeoutExpired as late:
             text = late.stdout.decode() if isinstance(late.stdout, bytes) else late.stdout or ""

@@ -10,7 +10,7 @@ from typing import Any
 TOKEN = re.compile(r'\s*(<<|>>|\|->|:>|@@|\.\.|[\[\]{}(),]|"(?:[^"\\]|\\.)*"|-?\d+|[A-Za-z_]\w*)')
 
 
-class ValueError_(ValueError):
+class NotAValue(ValueError):
     """Text that is not a TLC value."""
 
 
@@ -33,7 +33,7 @@ class _Parser:
         while pos < len(text):
             match = TOKEN.match(text, pos)
             if match is None:
-                raise ValueError_(f"cannot read {text[pos:pos + 20]!r} at {pos} in {text[:60]!r}")
+                raise NotAValue(f"cannot read {text[pos : pos + 20]!r} at {pos} in {text[:60]!r}")
             pos = match.end()
             yield match[1]
 
@@ -43,7 +43,7 @@ class _Parser:
     def take(self, want: str = "") -> str:
         token = self.peek()
         if not token or (want and token != want):
-            raise ValueError_(f"expected {want or 'a value'}, found {token or 'the end'} in {self.text[:60]!r}")
+            raise NotAValue(f"expected {want or 'a value'}, found {token or 'the end'} in {self.text[:60]!r}")
         self.at += 1
         return token
 
@@ -70,7 +70,7 @@ class _Parser:
             return self._number(int(token))
         if re.fullmatch(r"[A-Za-z_]\w*", token):
             return {"TRUE": True, "FALSE": False}.get(token, token)
-        raise ValueError_(f"unexpected {token!r} in {self.text[:60]!r}")
+        raise NotAValue(f"unexpected {token!r} in {self.text[:60]!r}")
 
     def _number(self, low: int) -> Any:
         if self.peek() != "..":
@@ -106,12 +106,12 @@ def parse(text: str) -> Any:
     """The Python value of one TLC value.
 
     Raises:
-        ValueError_: the text is not one complete value.
+        NotAValue: the text is not one complete value.
     """
     parser = _Parser(text)
     value = parser.value()
     if parser.peek():
-        raise ValueError_(f"text left after the value: {parser.peek()!r} in {text[:60]!r}")
+        raise NotAValue(f"text left after the value: {parser.peek()!r} in {text[:60]!r}")
     return value
 
 

@@ -21,7 +21,9 @@ def spec_actions() -> set[str]:
     text = (SPEC / "MooncakeStore.tla").read_text(encoding="utf-8")
     tail = text[text.index("\nSchedulerNext ==") : text.index("\nSpec ==")]
     parts = {"SchedulerNext", "EnvironmentNext", "RankNext", "DmaNext", "Next", "Refusals", "Max"}
-    return {name for name in re.findall(r"\b([A-Z]\w+)(?=\(| |\n)", tail) if re.search(rf"^{name}(\(| ==)", text, re.M)} - parts
+    return {
+        name for name in re.findall(r"\b([A-Z]\w+)(?=\(| |\n)", tail) if re.search(rf"^{name}(\(| ==)", text, re.M)
+    } - parts
 
 
 def definitions(file: str) -> set[str]:
@@ -80,7 +82,9 @@ def test_hooks_exist_in_vllm() -> None:
     if spec is None or not spec.submodule_search_locations:
         pytest.skip("vllm is not installed")
     folder = Path(next(iter(spec.submodule_search_locations))) / "distributed" / "kv_transfer" / "kv_connector" / "v1"
-    hooks = {f.split(".")[1] for f in functions(folder / "base.py") if f.startswith(("KVConnectorBase_V1.", "SupportsHMA."))}
+    hooks = {
+        f.split(".")[1] for f in functions(folder / "base.py") if f.startswith(("KVConnectorBase_V1.", "SupportsHMA."))
+    }
     named = {h for e in ENTRIES for h in e["hook"]}
     assert named <= hooks
 

@@ -32,7 +32,7 @@ STEP_2 = (
     .replace('st |-> "none", held |-> {}', 'st |-> "live", held |-> {2}')
     .replace('kind |-> "none", req |-> 0, gen |-> 0', 'kind |-> "store", req |-> 1, gen |-> 1')
     .replace("items |-> {}", 'items |-> {<<1, 2, "a">>}')
-    .replace(":> <<\"none\", 0>>", ':> <<"junk", 0>>')
+    .replace(':> <<"none", 0>>', ':> <<"junk", 0>>')
 )
 OUTPUT = f"""TLC2 Version 2.15
 Error: Invariant NoPoison is violated.
@@ -73,7 +73,7 @@ def test_values(text: str, expected: object) -> None:
 
 @pytest.mark.parametrize("text", ["", "<<1", "{1, }x", "[a |-> ]", "1 2", "#", "(1 :> )"])
 def test_what_is_not_a_value_is_refused(text: str) -> None:
-    with pytest.raises(value.ValueError_):
+    with pytest.raises(value.NotAValue):
         value.parse(text)
 
 
@@ -123,7 +123,8 @@ def test_configurations_survive_reading_and_writing(tmp_path: Path) -> None:
 
 
 def test_a_constant_can_be_replaced_and_removed(tmp_path: Path) -> None:
-    (tmp_path / "a.cfg").write_text("SPECIFICATION S\nCONSTANTS\n  A = 1 \\* one\n  B <- FALSE\nINVARIANTS\n  I\n", encoding="utf-8")
+    text = "SPECIFICATION S\nCONSTANTS\n  A = 1 \\* one\n  B <- FALSE\nINVARIANTS\n  I\n"
+    (tmp_path / "a.cfg").write_text(text, encoding="utf-8")
     changed = cfg.read(tmp_path / "a.cfg").changed({"A": "= 2", "B": ""}, invariants=["J"])
     assert changed.constants == {"A": "= 2"}
     assert changed.invariants == ("J",)
@@ -192,7 +193,9 @@ def test_unknown_names_are_refused() -> None:
         main.chosen(manifest.load(), ["nosuch"], False)
 
 
-def test_a_missing_jar_is_one_sentence_with_a_remedy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_jar_is_one_sentence_with_a_remedy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("TLA2TOOLS_JAR", "/nonexistent/tla2tools.jar")
     assert main.main(["MC"]) == 2
     assert "Remedy:" in capsys.readouterr().err
