@@ -65,6 +65,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--connector", metavar="MODULE:CLASS", help="test this connector class instead of kvledger's own")
     add("--load-sync", action="store_true", help="load from the store inside the step instead of beside it")
     add("--transfer-mode", choices=("direct", "staged"), help="how bytes move (default: the connector's choice)")
+    add("--cold-only", action="store_true", help="no second engine: serve once, then audit")
     add("--kill-master", action="store_true", help="kill the Mooncake master in the middle of the cold run")
     add("--json", type=Path, metavar="FILE", help="write the figures there, as one JSON object")
     add("--keep", type=Path, metavar="DIR", help="work in this empty folder and keep it: logs, orders, results")
@@ -91,6 +92,7 @@ def plan_from(options: argparse.Namespace) -> Plan:
         store_delay_ms=options.store_delay,
         load_sync=options.load_sync,
         transfer_mode=options.transfer_mode,
+        cold_only=options.cold_only or options.kill_master,
         kill_master=options.kill_master,
     )
 

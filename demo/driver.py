@@ -57,7 +57,8 @@ class Driver:
                 )
                 return report.summarize(self.plan, runs, findings)
             runs["cold"] = self.engine("cold", store_address=store.master_address)
-            runs["warm"] = self.engine("warm", store_address=store.master_address)
+            if not self.plan.cold_only:
+                runs["warm"] = self.engine("warm", store_address=store.master_address)
             dump = self.complete(runs)
             findings = self.audit(store.master_address, list_keys(store.metrics_port), dump)
         return report.summarize(self.plan, runs, findings)

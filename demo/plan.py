@@ -31,6 +31,7 @@ class Plan:
     store_delay_ms: int = 0
     load_sync: bool = False
     transfer_mode: str | None = None
+    cold_only: bool = False
     kill_master: bool = False
 
     def reference_key(self) -> str:

@@ -12,7 +12,7 @@ Row = tuple[str, str]
 
 
 def summarize(plan: Plan, runs: Mapping[str, dict[str, Any]], findings: dict[str, Any] | None) -> dict[str, Any]:
-    """The run as one flat JSON object. ``runs``: ``reference``, ``cold`` and, unless the store was killed, ``warm``."""
+    """The run as one flat JSON object. ``runs``: ``reference``, ``cold`` and, unless only that was asked for, ``warm``."""
     reference, cold, warm = runs["reference"], runs["cold"], runs.get("warm")
     checked = [run for run in (cold, warm) if run is not None]
     snapshots = [run["snapshot"] for run in checked]
@@ -85,11 +85,9 @@ def faults(values: Mapping[str, Any]) -> list[str]:
         found.append(f"{values['blocks_pinned_at_end']} blocks are still pinned")
     if not values["preemptions"]:
         found.append("no preemption happened: the pool was not small enough to show anything")
-    if values["store_killed"]:
-        return found  # neither hits nor an audit can be asked of a dead store
-    if not values["hit_tokens"]:
+    if values["ttft_warm_s"] is not None and not values["hit_tokens"]:
         found.append("no token was served from the store")
-    if not values["objects_audited"]:
+    if not values["objects_audited"] and not values["store_killed"]:
         found.append("the store holds no object to audit")
     if values["objects_poisoned"]:
         found.append(f"{values['objects_poisoned']} objects in the store hold wrong bytes")
@@ -118,6 +116,8 @@ def table(values: Mapping[str, Any]) -> str:
 def hits(values: Mapping[str, Any]) -> str:
     if values["store_killed"]:
         return f"{values['hit_tokens_cold']} (the store was killed during the run)"
+    if values["ttft_warm_s"] is None:
+        return f"{values['hit_tokens_cold']} cold"
     share = values["hit_tokens"] / values["prompt_tokens"]
     return f"{values['hit_tokens']} warm ({share:.0%} of the prompt tokens), {values['hit_tokens_cold']} cold"
 
@@ -129,7 +129,7 @@ def ttft(values: Mapping[str, Any]) -> str:
 
 
 def equal(values: Mapping[str, Any]) -> str:
-    runs = "cold" if values["store_killed"] else "cold and warm"
+    runs = "cold" if values["ttft_warm_s"] is None else "cold and warm"
     if values["outputs_equal"]:
         return f"yes ({runs}, token by token, against an engine without connector)"
     return f"NO: {values['outputs_different']} differ ({runs})"

@@ -1,15 +1,28 @@
 #!/usr/bin/env bash
-# Everything that must hold: lint, types, unit tests once more under -O, then the whole suite.
+# Everything that must hold: lint and types, the model, all tests, the tests once more under -O, the conformance suite, the demo.
 # Usage: scripts/check.sh [pytest arguments]     (`./dev test`; with arguments only pytest runs)
 # Needs: the environment of scripts/setup.sh.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "$ROOT"
 
-if (($# == 0)); then
-    "$ROOT/scripts/lint.sh"
-    say "unit tests under PYTHONOPTIMIZE=1"
-    PYTHONOPTIMIZE=1 "$VENV/bin/python" -m pytest -q -m "not e2e and not integration and not gpu" tests
-    say "the whole suite"
-fi
-exec "$VENV/bin/python" -m pytest "$@"
+python="$VENV/bin/python"
+started=$SECONDS
+stage() { say "== $(((SECONDS - started) / 60)) min: $*"; }
+
+# Most of these tests wait for a store or a subprocess, so three at a time suit two cores.
+parallel() { "$python" -m pytest -q -n 3 --dist loadscope "$@"; }
+
+if (($# > 0)); then exec "$python" -m pytest "$@"; fi
+
+stage "lint, format, types"
+"$ROOT/scripts/lint.sh"
+stage "the model (TLC)"
+"$python" spec/run.py
+stage "unit, integration and conformance tests"
+parallel -m "not e2e and not gpu" tests
+stage "the same under PYTHONOPTIMIZE=1"
+PYTHONOPTIMIZE=1 parallel -m "not e2e and not gpu" tests --ignore tests/spec
+stage "the main job, end to end"
+"$python" -m pytest -m e2e tests
+stage "done"

@@ -24,6 +24,7 @@ from kvledger.mooncake.client import MooncakeClient
 from kvledger.mooncake.embedded import EmbeddedStore, ensure_embedded
 from kvledger.mooncake.faults import with_configured_faults
 from kvledger.namespace import build_keys
+from kvledger.plugin import share_vllm_logging
 from kvledger.protocol import Breaker
 from kvledger.scheduler.lookup import LookupService
 from kvledger.scheduler.side import SchedulerSide, make_trace
@@ -52,6 +53,7 @@ class MooncakeLedgerConnector(KVConnectorBase_V1, SupportsHMA):
 
     def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
+        share_vllm_logging()
         self._scheduler: SchedulerSide | None = None
         self._rank: RankSide | None = None
         self._lease: EmbeddedStore | None = None
@@ -71,8 +73,9 @@ class MooncakeLedgerConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _attach(self, settings: Settings) -> Settings:
         """With no store address: the host's embedded store, started if nobody has yet."""
-        for line in settings.describe():
-            logger.info("kvledger: %s", line)
+        if self.role is KVConnectorRole.SCHEDULER:
+            for line in settings.describe():
+                logger.info("kvledger: %s", line)
         if not settings.embedded_store:
             return settings
         self._lease = ensure_embedded(settings)

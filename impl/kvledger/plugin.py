@@ -1,5 +1,7 @@
 """`vllm.general_plugins` entry point: makes the connector known under its own name in every vLLM process."""
 
+import logging
+
 NAME = "MooncakeLedgerConnector"
 
 
@@ -9,3 +11,17 @@ def register() -> None:
 
     if NAME not in KVConnectorFactory._registry:  # noqa: SLF001 - vLLM offers no other question
         KVConnectorFactory.register_connector(NAME, "kvledger.connector", NAME)
+
+
+def share_vllm_logging() -> None:
+    """Let kvledger's log lines appear where vLLM's do, unless the user has configured the logger `kvledger`.
+
+    vLLM puts its handler on the logger `vllm` and none on the root, so other packages' INFO lines are lost.
+    """
+    ours, theirs = logging.getLogger("kvledger"), logging.getLogger("vllm")
+    if ours.handlers or ours.level != logging.NOTSET:
+        return
+    for handler in theirs.handlers:
+        ours.addHandler(handler)
+    ours.setLevel(theirs.getEffectiveLevel())
+    ours.propagate = not ours.handlers

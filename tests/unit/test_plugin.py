@@ -1,0 +1,52 @@
+"""What vLLM is told at start-up, and where kvledger's log lines go."""
+
+import logging
+
+import pytest
+
+from kvledger.plugin import share_vllm_logging
+
+
+@pytest.fixture
+def loggers():
+    ours, theirs = logging.getLogger("kvledger"), logging.getLogger("vllm")
+    kept = [(logger, list(logger.handlers), logger.level, logger.propagate) for logger in (ours, theirs)]
+    for logger in (ours, theirs):
+        logger.handlers, logger.level, logger.propagate = [], logging.NOTSET, True
+    yield ours, theirs
+    for logger, handlers, level, propagate in kept:
+        logger.handlers, logger.level, logger.propagate = handlers, level, propagate
+
+
+def test_lines_appear_where_those_of_vllm_do(loggers):
+    ours, theirs = loggers
+    records: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())
+    theirs.addHandler(handler)
+    theirs.setLevel(logging.INFO)
+    share_vllm_logging()
+    share_vllm_logging()
+    logging.getLogger("kvledger.connector").info("seen once")
+    assert records == ["seen once"]
+    assert ours.propagate is False
+
+
+def test_a_logger_that_the_user_configured_stays_as_it_is(loggers):
+    ours, theirs = loggers
+    theirs.addHandler(logging.NullHandler())
+    ours.setLevel(logging.ERROR)
+    share_vllm_logging()
+    assert ours.handlers == []
+    assert ours.level == logging.ERROR
+
+
+def test_entry_point_registers_the_class_under_its_own_name():
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    from kvledger import plugin
+
+    plugin.register()
+    plugin.register()
+    found = KVConnectorFactory.get_connector_class_by_name(plugin.NAME)
+    assert found.__name__ == plugin.NAME
