@@ -14,14 +14,13 @@ def register() -> None:
 
 
 def share_vllm_logging() -> None:
-    """Let kvledger's log lines appear where vLLM's do, unless the user has configured the logger `kvledger`.
+    """Let kvledger's log lines appear where vLLM's do, unless the user has configured logging for them.
 
     vLLM puts its handler on the logger `vllm` and none on the root, so other packages' INFO lines are lost.
     """
     ours, theirs = logging.getLogger("kvledger"), logging.getLogger("vllm")
-    if ours.handlers or ours.level != logging.NOTSET:
+    if ours.handlers or ours.level != logging.NOTSET or logging.getLogger().handlers:
         return
     for handler in theirs.handlers:
         ours.addHandler(handler)
     ours.setLevel(theirs.getEffectiveLevel())
-    ours.propagate = not ours.handlers

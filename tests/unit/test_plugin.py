@@ -9,13 +9,14 @@ from kvledger.plugin import share_vllm_logging
 
 @pytest.fixture
 def loggers():
+    """kvledger's and vLLM's logger as in a process that has configured nothing."""
     ours, theirs = logging.getLogger("kvledger"), logging.getLogger("vllm")
-    kept = [(logger, list(logger.handlers), logger.level, logger.propagate) for logger in (ours, theirs)]
-    for logger in (ours, theirs):
-        logger.handlers, logger.level, logger.propagate = [], logging.NOTSET, True
+    kept = [(logger, list(logger.handlers), logger.level) for logger in (ours, theirs, logging.getLogger())]
+    for logger, _, _ in kept:
+        logger.handlers, logger.level = [], logging.NOTSET
     yield ours, theirs
-    for logger, handlers, level, propagate in kept:
-        logger.handlers, logger.level, logger.propagate = handlers, level, propagate
+    for logger, handlers, level in kept:
+        logger.handlers, logger.level = handlers, level
 
 
 def test_lines_appear_where_those_of_vllm_do(loggers):
@@ -29,7 +30,7 @@ def test_lines_appear_where_those_of_vllm_do(loggers):
     share_vllm_logging()
     logging.getLogger("kvledger.connector").info("seen once")
     assert records == ["seen once"]
-    assert ours.propagate is False
+    assert ours.propagate
 
 
 def test_a_logger_that_the_user_configured_stays_as_it_is(loggers):
@@ -39,6 +40,14 @@ def test_a_logger_that_the_user_configured_stays_as_it_is(loggers):
     share_vllm_logging()
     assert ours.handlers == []
     assert ours.level == logging.ERROR
+
+
+def test_lines_that_the_root_logger_shows_are_not_shown_twice(loggers):
+    ours, theirs = loggers
+    theirs.addHandler(logging.NullHandler())
+    logging.getLogger().addHandler(logging.NullHandler())
+    share_vllm_logging()
+    assert ours.handlers == []
 
 
 def test_entry_point_registers_the_class_under_its_own_name():
