@@ -67,6 +67,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--transfer-mode", choices=("direct", "staged"), help="how bytes move (default: the connector's choice)")
     add("--cold-only", action="store_true", help="no second engine: serve once, then audit")
     add("--kill-master", action="store_true", help="kill the Mooncake master in the middle of the cold run")
+    add("--trace", type=Path, metavar="DIR", help="record the protocol's events there, for ./dev trace check")
     add("--json", type=Path, metavar="FILE", help="write the figures there, as one JSON object")
     add("--keep", type=Path, metavar="DIR", help="work in this empty folder and keep it: logs, orders, results")
     options = parser.parse_args(arguments)
@@ -94,6 +95,7 @@ def plan_from(options: argparse.Namespace) -> Plan:
         transfer_mode=options.transfer_mode,
         cold_only=options.cold_only or options.kill_master,
         kill_master=options.kill_master,
+        trace_dir=str(options.trace.resolve()) if options.trace else None,
     )
 
 

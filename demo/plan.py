@@ -33,6 +33,7 @@ class Plan:
     transfer_mode: str | None = None
     cold_only: bool = False
     kill_master: bool = False
+    trace_dir: str | None = None  # where the engines record the protocol's events
 
     def reference_key(self) -> str:
         """What the reference engine's results depend on; nothing of the connector, the store or the tiny pool."""
@@ -57,6 +58,8 @@ class Plan:
             extra["fault_delay_ms"] = self.store_delay_ms
         if self.load_sync:
             extra["load_async"] = False
+        if self.trace_dir:
+            extra["trace_dir"] = self.trace_dir
         if self.transfer_mode:
             extra["transfer_mode"] = self.transfer_mode
         config: dict[str, Any] = {"kv_role": "kv_both", "kv_connector_extra_config": extra}
