@@ -193,7 +193,7 @@ def as_rank(rank: int, ranks: int) -> Iterator[None]:
 def metadata_for(output: SchedulerOutput, ranks: int) -> Any:
     """A step's metadata as a rank sees it: by reference in one process, pickled towards several."""
     metadata = output.kv_connector_metadata
-    return metadata if ranks == 1 else pickle.loads(pickle.dumps(metadata))  # noqa: S301 - our own bytes
+    return metadata if ranks == 1 else pickle.loads(pickle.dumps(metadata))
 
 
 def run_hooks(

@@ -17,7 +17,7 @@ from typing import Any
 from vllm.v1.request import RequestStatus
 
 from kvledger_conformance import compat, oracle, standin, targets
-from kvledger_conformance.engine import Engine
+from kvledger_conformance.engine import Engine, ForwardFailedError
 from kvledger_conformance.properties import Impossible, Violation
 from kvledger_conformance.transfer import Fault
 from kvledger_conformance.watch import settle
@@ -25,6 +25,8 @@ from kvledger_conformance.watch import settle
 IDLE_STEPS = 40
 """Steps in a row that schedule nothing before an engine whose store answers counts as stuck; the quarantine of the
 kvledger target (20 steps) fits in."""
+STARVE_STEPS = 12
+"""Steps for which running requests find no block; longer than a connector may ask core to wait (8 for kvledger)."""
 MOST_STEPS = 200
 """Steps within which everything must be over."""
 LATE_STEPS = 8
@@ -33,7 +35,7 @@ MAX_LOADS = 3
 """Loads of one request that may fail before it must be computed instead."""
 SILENT_STEPS = 60
 """Steps within which requests must finish although the store says nothing."""
-HANG_S = 8.0
+HANG_S = 6.0
 """Seconds after which an action counts as never returning."""
 
 Script = list[dict[str, Any]]
@@ -42,17 +44,21 @@ Script = list[dict[str, Any]]
 class Driver:
     """One engine under one script. Use through `driving` or `replay`."""
 
-    def __init__(self, engine: Engine, story: list[str]) -> None:
+    def __init__(self, engine: Engine, story: list[str], holds: tuple[str, ...] = ("put", "get")) -> None:
         self.engine = engine
+        self._holds = holds
         self.world = engine.world
         self.script: Script = []
         self._story = story
         self._failing_loads = False
+        self.dead = False
 
     # -- recording ---------------------------------------------------------
 
     def do(self, action: str, **arguments: Any) -> None:
         """Perform an action by name. Raises Impossible, Violation."""
+        if self.dead and action != "finish":
+            raise Impossible("the engine is dead")
         method: Callable[..., None] = getattr(self, "do_" + action)
         self.script.append({"do": action, **arguments})
         shown = ", ".join(f"{k}={v}" for k, v in arguments.items())
@@ -108,7 +114,7 @@ class Driver:
             blocks = sorted(transfer.notes.get("blocks", ()))
             where = f" blocks {blocks}" if blocks else ""
             fault = f" [{transfer.fault}]" if transfer.fault and transfer.number not in before else ""
-            self.note(f"{transfer.client}: {transfer.operation} #{transfer.number}{where} {state}{fault}")
+            self.note(f"{transfer.client}: {transfer.operation} #{transfer.serial}{where} {state}{fault}")
 
     # -- requests ----------------------------------------------------------
 
@@ -127,17 +133,29 @@ class Driver:
 
     # -- time --------------------------------------------------------------
 
-    def do_step(self, early: bool = False) -> None:
+    def do_step(self, pace: str = "late") -> None:
         """One engine step; an idle engine does not step."""
         if not self.engine.scheduler.has_requests():
             raise Impossible("the engine is idle")
-        self.engine.step(early=early)
+        self.engine.step(pace=pace)
         for transfer in self.world.late():
             transfer.late_steps += 1
             if transfer.late_steps >= LATE_STEPS:
                 self.world.land()
                 break
         self._check_loads()
+
+    def do_crash(self) -> None:
+        """A step whose forward raises: vLLM runs the collecting hooks all the same, then the engine is dead."""
+        if not self.engine.scheduler.has_requests():
+            raise Impossible("the engine is idle")
+        try:
+            self.engine.step(fail_forward=True)
+        except ForwardFailedError:
+            self.note("the forward raised; the engine process ends soon")
+        self.dead = True
+        self.world.pause(False)
+        self.world.release()
 
     def do_steps(self, count: int) -> None:
         """Several steps, as long as there is work."""
@@ -147,10 +165,18 @@ class Driver:
             self.do_step()
 
     def do_preempt(self) -> None:
-        """The next step finds no free block for a running request: vLLM preempts by its own rules."""
+        """The next steps find no free block for running requests, until vLLM preempts one by its own rules."""
         if not self.engine.scheduler.running or self.engine.starve:
             raise Impossible("nothing runs")
-        self.engine.starve = 1
+        self.engine.starve = STARVE_STEPS
+
+    def do_until_preempted(self) -> None:
+        """Steps until core has preempted a request, as `preempt` made it want to."""
+        for _ in range(STARVE_STEPS):
+            before = self.engine.preemptions_now()
+            self.do_step()
+            if self.engine.preemptions_now() > before:
+                return
 
     def do_forget(self) -> None:
         """Other traffic uses every free block once: the local cache forgets them, their bytes change."""
@@ -158,11 +184,13 @@ class Driver:
         free = pool.get_num_free_blocks()
         if not free:
             raise Impossible("no free block")
+        self.engine.borrowed = True
         blocks = pool.get_new_blocks(free)
         self.engine.check()
         for rank in self.engine.ranks:
             rank.spoil([b.block_id for b in blocks])
         pool.free_blocks(blocks)
+        self.engine.borrowed = False
 
     def do_reset(self, running: bool = False, connector: bool = False) -> None:
         """`reset_prefix_cache`. With `running`, running requests are preempted and may resume in the next schedule."""
@@ -179,6 +207,7 @@ class Driver:
                 raise
             self.note("core refuses: some block is still referenced (a limit of core, not counted)")
             return False
+        self.engine.reset_seen = self.engine.reset_seen or connector
         self.note(f"reset: {done}")
         return bool(done)
 
@@ -195,6 +224,8 @@ class Driver:
         """Calls of this rank wait at a gate."""
         if (f"rank{rank}", operation, phase) in self.world.gates or rank >= self.engine.shape.ranks:
             raise Impossible("held already")
+        if operation not in self._holds:
+            raise Impossible("this connector waits for such calls inside a hook")
         self.world.hold(f"rank{rank}", operation, phase)
 
     def do_open(self, rank: int | None = None, operation: str | None = None) -> None:
@@ -260,15 +291,20 @@ class Driver:
             if any(r.status is RequestStatus.WAITING_FOR_REMOTE_KVS for r in waiting):
                 raise Impossible("a load began")
         left = [r.request_id for r in waiting if not r.is_finished()]
-        self.engine.breach(Violation("bounded-pins", f"{left} did not finish in {SILENT_STEPS} steps of a silent store"))
+        self.engine.breach(
+            Violation("bounded-pins", f"{left} did not finish in {SILENT_STEPS} steps of a silent store")
+        )
 
     def do_finish(self) -> None:
         """The store answers again; the engine goes idle; then everything must be right."""
         self.world.release()
         self.world.clear_faults()
         self.world.land()
+        self.engine.starve = 0
         settle()
         self.engine.check()
+        if self.dead:
+            return
         nothing = 0
         for _ in range(MOST_STEPS):
             if nothing > IDLE_STEPS or not self.engine.scheduler.has_requests():
@@ -371,15 +407,13 @@ def _innermost(error: BaseException) -> str:
 
 
 @contextmanager
-def driving(
-    target: targets.Target, shape: compat.Shape, past: frozenset[str] = frozenset()
-) -> Iterator[Driver]:
+def driving(target: targets.Target, shape: compat.Shape, past: frozenset[str] = frozenset()) -> Iterator[Driver]:
     """A driver on a fresh engine and an empty store. `past`: properties whose breach is noted and passed by."""
     story: list[str] = []
     world = standin.World()
     with targets.running(target, shape, world, lambda text: story.append("       " + text)) as engine:
         engine.past = past
-        yield Driver(engine, story)
+        yield Driver(engine, story, target.holds)
 
 
 def replay(

@@ -64,9 +64,16 @@ class Engine:
     attempts: dict[int, int] = field(default_factory=dict)
     incarnation: dict[int, int] = field(default_factory=dict)
     found: list[Violation] = field(default_factory=list)
+    accepted: list[Request] = field(default_factory=list)
     past: frozenset[str] = frozenset()
     passed: dict[str, str] = field(default_factory=dict)
+    paused: bool = True
+    refine: Callable[["Engine"], None] | None = None
+    reset_seen: bool = False
+    borrowed: bool = False
+    """While the harness itself holds blocks."""
     starve: int = 0
+    preemptions: int = 0
     weights: int = 0
     steps: int = 0
     weights_of: dict[int, int] = field(default_factory=dict)
@@ -77,6 +84,7 @@ class Engine:
         self.world.on_read = self._blocks_read
         self._watch_pool()
         self._watch_allocation()
+        self._watch_admission()
         self._lock = threading.Lock()
 
     @property
@@ -109,17 +117,37 @@ class Engine:
         self.pool.get_new_blocks = get_new_blocks
 
     def _watch_allocation(self) -> None:
-        """Let a test say "no block is free now" to a running request, which makes vLLM preempt by its own rules."""
+        """Let a test say "no block is free now" to running requests, which makes vLLM preempt by its own rules.
+
+        That lasts until a preemption, or `starve` steps: a connector may ask core to wait for blocks instead.
+        """
         manager = self.scheduler.kv_cache_manager
         allocate = manager.allocate_slots
 
         def allocate_slots(request: Request, *args: Any, **kwargs: Any) -> Any:
-            if self.starve and request.status is RequestStatus.RUNNING:
-                self.starve -= 1
+            if self.starve and not self._preempted_now() and request.status is RequestStatus.RUNNING:
                 return None
             return allocate(request, *args, **kwargs)
 
         manager.allocate_slots = allocate_slots
+
+    def preemptions_now(self) -> int:
+        """How often the requests that core knows have been preempted."""
+        return sum(r.num_preemptions for r in self.scheduler.requests.values())
+
+    def _preempted_now(self) -> bool:
+        return self.preemptions_now() > self.preemptions
+
+    def _watch_admission(self) -> None:
+        """Note whose external hit core accepts: that is when a load begins."""
+        tell = self.connector.update_state_after_alloc
+
+        def update_state_after_alloc(request: Request, blocks: Any, num_external_tokens: int) -> None:
+            if num_external_tokens > 0:
+                self.accepted.append(request)
+            tell(request, blocks, num_external_tokens)
+
+        self.connector.update_state_after_alloc = update_state_after_alloc
 
     def breach(self, violation: Violation) -> None:
         """A property is broken: raise, unless this run looks past that property for what lies behind it."""
@@ -173,17 +201,21 @@ class Engine:
 
     # -- a step ------------------------------------------------------------
 
-    def step(self, *, early: bool = False, fail_forward: bool = False) -> Any:
-        """One engine step. `early`: what the step submits runs before the step collects; else only after it."""
+    def step(self, *, pace: str = "late", fail_forward: bool = False) -> Any:
+        """One engine step. What it submits to the store runs after the step (pace "late"), before the step collects
+        ("early"), or as soon as it can, even before the forward ("rush")."""
         self.steps += 1
         self.clock.now += 1.0
+        self.preemptions = self.preemptions_now()
         output = self.scheduler.schedule()
-        self.starve = 0
+        self.starve = 0 if output.preempted_req_ids else max(0, self.starve - 1)
         self._after_schedule(output)
         self.check()
-        self.world.pause(True)
+        # A synchronous load is waited for inside its hook, so nothing may be paused then.
+        self.paused = pace != "rush" and not getattr(output, "has_sync_kv_loads", False)
+        self.world.pause(self.paused)
         suspects: list[tuple[Violation, set[int]]] = []
-        results = [self._run_rank(rank, output, early, fail_forward, suspects) for rank in self.ranks]
+        results = [self._run_rank(rank, output, pace, fail_forward, suspects) for rank in self.ranks]
         result = results[0] if len(results) == 1 else self.aggregator.aggregate(results)
         self._after_ranks(output, result, suspects)
         self.scheduler.update_from_output(output, result)
@@ -198,29 +230,31 @@ class Engine:
         preempted = output.preempted_req_ids or ()
         parts = [f"{r} +{n}" for r, n in output.num_scheduled_tokens.items()]
         parts += [f"{r} preempted" for r in preempted]
-        waiting = RequestStatus.WAITING_FOR_REMOTE_KVS
-        for request_id, request in self.scheduler.requests.items():
-            if request.status is waiting and request_id not in self.loads:
-                self.loads[request_id] = LoadWatch({r.index for r in self.ranks}, request)
-                self.attempts[id(request)] = self.attempts.get(id(request), 0) + 1
-                parts.append(f"{request_id} loads blocks {self.tables()[request_id]}")
+        accepted, self.accepted = self.accepted, []
+        for request in accepted:
+            self.attempts[id(request)] = self.attempts.get(id(request), 0) + 1
+            if request.status is RequestStatus.WAITING_FOR_REMOTE_KVS:
+                self.loads[request.request_id] = LoadWatch({r.index for r in self.ranks}, request)
+            parts.append(f"{request.request_id} loads into {self.tables()[request.request_id]}")
         self.note("schedule: " + (", ".join(parts) or "nothing"))
 
     def _run_rank(
-        self, rank: Rank, output: Any, early: bool, fail_forward: bool, suspects: list[tuple[Violation, set[int]]]
+        self, rank: Rank, output: Any, pace: str, fail_forward: bool, suspects: list[tuple[Violation, set[int]]]
     ) -> Any:
         sampled: dict[str, list[int]] = {}
 
         def forward() -> None:
+            if pace == "rush":
+                settle()
             if fail_forward:
                 raise ForwardFailedError("scripted")
             self._forward(rank, output, sampled, suspects)
 
         def before_collect() -> None:
-            if early:
+            if pace == "early":
                 self.world.pause(False)
             settle()
-            self.world.pause(True)
+            self.world.pause(self.paused)
 
         with compat.as_rank(rank.index, len(self.ranks)), compat.cpu_worker():
             metadata = compat.metadata_for(output, len(self.ranks))
@@ -283,9 +317,8 @@ class Engine:
     def _wrong_input(self, rank: Rank, request: Request, index: int, block: int) -> Violation:
         loaded = self.attempts.get(id(request), 0) > 0
         old = self.weights and any(
-            int(rank.cells[0][block, 0]) == oracle.cells(tuple(request.all_token_ids), 0, rank.index, w)[
-                index * self.shape.block_size
-            ]
+            int(rank.cells[0][block, 0])
+            == oracle.cells(tuple(request.all_token_ids), 0, rank.index, w)[index * self.shape.block_size]
             for w in range(self.weights)
         )
         name = "nothing-stale-after-reset" if old else "load-errors-complete" if loaded else "computes-on-right-bytes"
@@ -331,6 +364,8 @@ class Engine:
             if not block.is_null and block.ref_cnt < owners.get(block.block_id, 0):
                 what = f"block {block.block_id} has {block.ref_cnt} references and {owners[block.block_id]} owners"
                 self.breach(Violation("references-exact", what))
+        if self.refine is not None and not self.borrowed:
+            self.refine(self)
         if self.world.closed_calls:
             self.breach(Violation("no-call-after-close", ", ".join(self.world.closed_calls)))
 

@@ -6,6 +6,7 @@ swarm testing already switches rules off per run. A rule whose action does not e
 
 import dataclasses
 import random
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,6 +58,9 @@ class Machine(RuleBasedStateMachine):
     shapes: tuple[compat.Shape, ...]
     past: frozenset[str] = frozenset()
     tally = Tally()
+    deadline: float | None = None
+    warm = False
+    """Whether a run begins with a prompt that is in the store and not in the local cache."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,11 +71,17 @@ class Machine(RuleBasedStateMachine):
     @initialize(shape=st.integers(0, 3), first=FIRST)
     def start(self, shape: int, first: list[Any]) -> None:
         """An engine of one of the shapes, and a few requests: swarm testing may switch off the rule that adds."""
+        if self.deadline is not None and time.monotonic() > self.deadline:
+            raise OutOfTimeError
         chosen = self.shapes[shape % len(self.shapes)]
         self.tally.runs += 1
         self._context = driver.driving(self.target, chosen, self.past)
         self._driver = self._context.__enter__()
         self._shape = chosen
+        if self.warm:
+            self.act("add", name="w", blocks="abcd", tail=1, tokens=2)
+            self.act("steps", count=8)
+            self.act("forget")
         for name, (blocks, tail), tokens, steps, forget in first:
             self.act("add", name=name, blocks=blocks, tail=tail, tokens=tokens)
             self.act("steps", count=steps)
@@ -151,9 +161,9 @@ class Requests(Machine):
         self.act("add", name=name, blocks=prompt[0], tail=prompt[1], tokens=tokens)
 
     @when("work")
-    @rule(early=st.booleans())
-    def step(self, early: bool) -> None:
-        self.act("step", early=early)
+    @rule(pace=st.sampled_from(["late", "early", "rush"]))
+    def step(self, pace: str) -> None:
+        self.act("step", pace=pace)
 
     @when("work")
     @rule()
@@ -196,6 +206,8 @@ class Stores(Requests):
 
 class Loads(Requests):
     """Hits, held loads, aborted loads, failed loads, evictions."""
+
+    warm = True
 
     @rule(rank=RANKS, phase=PHASES)
     def hold_get(self, rank: int, phase: str) -> None:
@@ -259,6 +271,8 @@ class Faults(Requests):
 class Late(Requests):
     """Calls that give up while their bytes still move."""
 
+    warm = True
+
     @when("few faults")
     @rule(operation=OPERATIONS, rank=RANKS)
     def give_up(self, operation: str, rank: int) -> None:
@@ -306,6 +320,8 @@ class Resets(Requests):
 class Everything(Stores, Loads, Faults, Late, Resets):
     """All rules."""
 
+    warm = False
+
 
 MACHINES: dict[str, type[Machine]] = {
     "stores": Stores,
@@ -337,8 +353,17 @@ def machine_for(
     return type(MACHINES[name].__name__, (MACHINES[name],), fields)
 
 
-def run_machine(machine: type[Machine], profile: str, *, seed: int | None = None, **changes: Any) -> Violation | None:
-    """Run one machine; the violation that Hypothesis shrank, or None."""
+class OutOfTimeError(Exception):
+    """The bound of this machine has passed; not a failure."""
+
+
+def run_machine(
+    machine: type[Machine], profile: str, *, seed: int | None = None, deadline: float | None = None, **changes: Any
+) -> Violation | None:
+    """Run one machine; the first violation, with its script, or None. `deadline` (monotonic) ends it early.
+
+    Hypothesis generates; the shrinking is `shrinking.shrink`'s, which works on the recorded script.
+    """
     from hypothesis import seed as seeded
 
     chosen = {**PROFILES[profile], **changes}
@@ -352,6 +377,7 @@ def run_machine(machine: type[Machine], profile: str, *, seed: int | None = None
         phases=(Phase.generate,),
         **chosen,
     )
+    machine.deadline = deadline
     factory = machine
     if not chosen.get("derandomize"):
         factory = seeded(random.getrandbits(32) if seed is None else seed)(machine)
@@ -359,4 +385,6 @@ def run_machine(machine: type[Machine], profile: str, *, seed: int | None = None
         run_state_machine_as_test(factory, settings=options)
     except Violation as violation:
         return violation
+    except OutOfTimeError:
+        pass
     return None

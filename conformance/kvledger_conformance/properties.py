@@ -19,10 +19,13 @@ PROPERTIES: dict[str, str] = {
     "bounded-retries": "A load that keeps failing is not offered to the same request for ever.",
     "nothing-stale-after-reset": "After a successful reset of connector and cache nothing older is served.",
     "no-call-after-close": "The store's handle is not used after it was closed.",
+    "refines-the-model": "kvledger only: its own state satisfies what the model proves (see `refinement`).",
 }
+CONTRACT = tuple(name for name in PROPERTIES if name != "refines-the-model")
+"""The properties of the contract level, which every connector is held to."""
 
 
-class Violation(AssertionError):  # noqa: N818 - a finding, not an error of the suite
+class Violation(AssertionError):
     """A property was broken. `story` tells how; `script` replays it."""
 
     def __init__(self, name: str, what: str) -> None:
@@ -35,5 +38,5 @@ class Violation(AssertionError):  # noqa: N818 - a finding, not an error of the 
         self.story = ""
 
 
-class Impossible(Exception):  # noqa: N818 - the driver's refusal: this action does not exist in this state
+class Impossible(Exception):
     """The action cannot happen in this state; a script that asks for it has been shortened too far."""

@@ -4,7 +4,7 @@ Each names where it comes from and the property that a connector with that bug b
 on a strange connector; the state machines go on from there.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvledger_conformance.compat import Shape
@@ -20,7 +20,7 @@ class Scenario:
     source: str
     breaks: str
     script: Script
-    shape: Shape = Shape()
+    shape: Shape = field(default_factory=Shape)
     finish: bool = True
     options: tuple[tuple[str, Any], ...] = ()
     past: frozenset[str] = frozenset()
@@ -35,6 +35,8 @@ def _add(name: str, blocks: str, tail: int = 1, tokens: int = 2) -> dict[str, An
 
 
 STEP = _do("step")
+PREEMPTED = [_do("until_preempted")]
+"""Steps until core has preempted: some connectors may first ask it to wait."""
 BYTES = frozenset({"blocks-held-during-dma", "stored-bytes-right", "computes-on-right-bytes", "load-errors-complete"})
 STORED_AND_FORGOTTEN = [_add("a", "abc"), _do("steps", count=8), _do("forget")]
 """Prompt abc is in the store and not in the local cache."""
@@ -49,7 +51,7 @@ SCENARIOS = (
             _add("a", "abc", tokens=8),
             STEP,
             _do("preempt"),
-            STEP,
+            *PREEMPTED,
             _do("forget"),
             _do("steps", count=3),
         ],
@@ -63,7 +65,7 @@ SCENARIOS = (
             _add("a", "ab", tokens=8),
             STEP,
             _do("preempt"),
-            STEP,
+            *PREEMPTED,
             STEP,
             _do("open"),
             _do("steps", count=12),
@@ -79,7 +81,7 @@ SCENARIOS = (
             _add("a", "ab", tokens=8),
             STEP,
             _do("preempt"),
-            STEP,
+            *PREEMPTED,
             STEP,
             STEP,
             _do("open"),
@@ -92,7 +94,29 @@ SCENARIOS = (
         "existence check raises",
         "vLLM PR #43742",
         "goes-idle",
-        [_do("fault", operation="exists", kind="raise", rank=0, times=2), _add("a", "abc", tokens=4)],
+        [
+            _do("fault", operation="exists", kind="raise", rank=0, times=2),
+            _add("a", "abc", tokens=4),
+            _do("steps", count=6),
+        ],
+    ),
+    Scenario(
+        "existence check answers a short list",
+        "W-22",
+        "engine-alive",
+        [
+            _add("a", "abc", tokens=2),
+            _do("steps", count=8),
+            _do("fault", operation="exists", kind="short", times=2),
+            _add("b", "abcd", tokens=2),
+            _do("steps", count=3),
+        ],
+    ),
+    Scenario(
+        "the id of a finished request comes back before the next schedule",
+        "contract: id reuse; needs unique ids switched off",
+        "engine-alive",
+        [_add("a", "a", tail=0, tokens=1), STEP, _add("a", "b", tail=0, tokens=1)],
     ),
     Scenario(
         "put raises, then answers None",
@@ -104,19 +128,30 @@ SCENARIOS = (
             _add("a", "abc", tokens=4),
             _do("steps", count=6),
             _add("b", "bcd", tokens=4),
+            _do("steps", count=6),
         ],
     ),
     Scenario(
         "short list from a get",
         "W-10",
         "load-errors-complete",
-        [*STORED_AND_FORGOTTEN, _do("fault", operation="get", kind="short"), _add("b", "abc", tail=2)],
+        [
+            *STORED_AND_FORGOTTEN,
+            _do("fault", operation="get", kind="short"),
+            _add("b", "abc", tail=2),
+            _do("steps", count=8),
+        ],
     ),
     Scenario(
         "get answers None",
         "vLLM #35943, PR #50984",
         "goes-idle",
-        [*STORED_AND_FORGOTTEN, _do("fault", operation="get", kind="none"), _add("b", "abc", tail=2)],
+        [
+            *STORED_AND_FORGOTTEN,
+            _do("fault", operation="get", kind="none"),
+            _add("b", "abc", tail=2),
+            _do("steps", count=8),
+        ],
     ),
     Scenario(
         "middle block of a load fails on one rank",
@@ -126,6 +161,19 @@ SCENARIOS = (
             *STORED_AND_FORGOTTEN,
             _do("fault", operation="get", kind="code", code=-704, position=1, rank=1),
             _add("b", "abc", tail=2),
+            _do("steps", count=8),
+        ],
+        Shape(ranks=2),
+    ),
+    Scenario(
+        "first part of a load fails on the second rank",
+        "W-01",
+        "load-errors-complete",
+        [
+            *STORED_AND_FORGOTTEN,
+            _do("fault", operation="get", kind="code", code=-704, position=0, rank=1),
+            _add("b", "abc", tail=2),
+            _do("steps", count=8),
         ],
         Shape(ranks=2),
     ),
@@ -216,5 +264,121 @@ SCENARIOS = (
         "design: reset",
         "nothing-stale-after-reset",
         [_add("a", "abc"), _do("steps", count=10), _do("new_weights"), _add("b", "abc")],
+    ),
+    Scenario(
+        "the forward raises while saves are told",
+        "W-04",
+        "stored-bytes-right",
+        [_add("a", "abc"), _do("crash")],
+    ),
+    Scenario(
+        "transfers run as soon as they are told",
+        "vllm-ascend#4412",
+        "stored-bytes-right",
+        [_add("a", "abc"), _do("step", pace="rush"), STEP, _add("b", "bcd"), _do("step", pace="rush"), STEP],
+    ),
+    Scenario(
+        "a request longer than a step",
+        "W-05 kind",
+        "stored-bytes-right",
+        [_add("a", "abcd", tail=2, tokens=4), STEP, STEP, STEP],
+        Shape(max_num_batched_tokens=6),
+    ),
+    Scenario(
+        "second job of a request overtakes the first on one rank",
+        "vLLM #51637",
+        "blocks-held-during-dma",
+        [
+            _do("hold", rank=1, operation="put"),
+            _add("a", "abcd", tail=2, tokens=8),
+            *[STEP] * 4,
+            _do("preempt"),
+            *PREEMPTED,
+            _do("forget"),
+            *[STEP] * 2,
+        ],
+        Shape(ranks=2, max_num_batched_tokens=8),
+    ),
+    Scenario(
+        "two loads, the queued one aborted",
+        "contract G3",
+        "one-completion-per-load",
+        [
+            *STORED_AND_FORGOTTEN,
+            _do("hold", rank=0, operation="get"),
+            _add("b", "abc", tail=2),
+            _add("c", "ab", tail=3),
+            STEP,
+            _do("abort", name="c"),
+            *[STEP] * 3,
+            _do("open"),
+        ],
+    ),
+    Scenario(
+        "a failed load that others share",
+        "model finding F2",
+        "stored-bytes-right",
+        [
+            *STORED_AND_FORGOTTEN,
+            _do("fault", operation="get", kind="code", code=-704),
+            _add("b", "abcd", tail=2, tokens=4),
+            _add("c", "abcd", tail=1, tokens=4),
+            _do("steps", count=6),
+        ],
+        Shape(max_num_batched_tokens=32),
+    ),
+    Scenario(
+        "a failed store of a preempted request",
+        "vLLM #51637 kind",
+        "refines-the-model",
+        [
+            _do("fault", operation="put", kind="code", code=-600),
+            _do("hold", rank=0, operation="put"),
+            _add("a", "abc", tokens=8),
+            STEP,
+            _do("abort", name="a"),
+            STEP,
+            _add("a", "b", tail=2, tokens=8),
+            STEP,
+            _do("open"),
+            *[STEP] * 3,
+        ],
+    ),
+    Scenario(
+        "a store that outlives its request",
+        "kind: has_pending_push_work",
+        "goes-idle",
+        [_do("hold", rank=0, operation="put"), _add("a", "abc", tokens=1), _do("steps", count=4)],
+    ),
+    Scenario(
+        "late bytes in memory that another load uses by now",
+        "Mooncake -800",
+        "load-errors-complete",
+        [
+            _add("a", "abc"),
+            _do("steps", count=8),
+            _add("d", "bca"),
+            _do("steps", count=8),
+            _do("forget"),
+            _do("fault", operation="get", kind="late"),
+            _add("b", "abc", tail=2),
+            STEP,
+            STEP,
+            _do("hold", rank=0, operation="get", phase="after"),
+            _add("c", "bca", tail=2),
+            STEP,
+            _do("land"),
+            _do("open"),
+            _do("steps", count=4),
+        ],
+    ),
+    Scenario(
+        "more requests than blocks",
+        "W-47 kind",
+        "goes-idle",
+        [
+            *[_add(n, b, tokens=12) for n, b in (("a", "abc"), ("b", "bcd"), ("c", "cde"), ("d", "def"))],
+            _do("steps", count=60),
+        ],
     ),
 )

@@ -74,5 +74,7 @@ def _simpler(action: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield {**action, key: value - 1}
         elif key == "blocks" and len(value) > 1:
             yield {**action, key: value[:-1]}
-        elif key in ("early", "all_ranks", "running") and value:
+        elif key in ("all_ranks", "running") and value:
             yield {**action, key: False}
+        elif key == "pace" and value != "late":
+            yield {**action, key: "late"}

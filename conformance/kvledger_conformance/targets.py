@@ -1,6 +1,8 @@
 """Connectors under test: kvledger, vLLM's in-tree Mooncake store connector, or any class by name."""
 
 import contextlib
+import dataclasses
+import functools
 import importlib
 import itertools
 import json
@@ -14,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from kvledger_conformance import compat, standin
+from kvledger_conformance import compat, master, refinement, standin
 from kvledger_conformance.engine import Engine, VirtualClock, build_engine
 
 _numbers = itertools.count(1)
@@ -35,7 +37,11 @@ class Target:
     around: Callable[[VirtualClock, str], Any] = lambda _clock, _address: contextlib.nullcontext()
     close: Callable[[Engine], None] = lambda _engine: None
     snapshot: Callable[[Engine], str] = lambda _engine: ""
+    refine: Callable[[Engine], None] | None = None
+    """Further checks of this target's own state, after every action."""
     options: dict[str, Any] = field(default_factory=dict)
+    holds: tuple[str, ...] = ("put", "get")
+    """Operations that may be held for long; a connector that waits for one inside a hook would wait with it."""
 
     def load(self) -> type:
         """The class.
@@ -51,22 +57,17 @@ class Target:
 
     def with_options(self, **options: Any) -> "Target":
         """The same target with further settings of its own."""
-        return Target(
-            self.name, self.module, self.class_name, self.extra, self.around, self.close, self.snapshot,
-            {**self.options, **options},
-        )  # fmt: skip
+        return dataclasses.replace(self, options={**self.options, **options})
 
 
 @contextlib.contextmanager
-def running(
-    target: Target, shape: compat.Shape, world: standin.World, note: Callable[[str], None]
-) -> Iterator[Engine]:
+def running(target: Target, shape: compat.Shape, world: standin.World, note: Callable[[str], None]) -> Iterator[Engine]:
     """An engine around the target's connector, closed at the end whatever happened."""
     clock = VirtualClock()
     connector_class = target.load()
     with contextlib.ExitStack() as stack:
         stack.enter_context(standin.installed(world))
-        port = standin.MasterPort()
+        port = master.MasterPort()
         stack.callback(port.close)
         stack.enter_context(target.around(clock, port.address))
         extra = {**target.extra(port.address), **target.options}
@@ -80,6 +81,7 @@ def running(
         engine = build_engine(
             shape, world, clock, make_connector, lambda: compat.make_scheduler(shape, config(0)), note
         )
+        engine.refine = target.refine
         try:
             yield engine
         finally:
@@ -141,13 +143,14 @@ KVLEDGER = Target(
     extra=_kvledger_extra,
     around=_kvledger_clock,
     snapshot=lambda engine: str(engine.connector.snapshot()),
+    refine=refinement.check,
 )
 
 # -- vLLM's in-tree connector ----------------------------------------------
 
 
 @contextlib.contextmanager
-def _in_tree_environment(_clock: VirtualClock, address: str) -> Iterator[None]:
+def _in_tree_environment(_clock: VirtualClock, address: str, *, offload: bool = False) -> Iterator[None]:
     folder = tempfile.mkdtemp(prefix="conformance-")
     path = Path(folder, "mooncake.json")
     path.write_text(
@@ -160,10 +163,13 @@ def _in_tree_environment(_clock: VirtualClock, address: str) -> Iterator[None]:
                 "mode": "embedded",
                 "global_segment_size": "16MB",
                 "local_buffer_size": "16MB",
+                "enable_offload": offload,
             }
         )
     )
     changed = {"MOONCAKE_CONFIG_PATH": str(path), "VLLM_RPC_BASE_PATH": folder}
+    if offload:  # the budget of the SSD tier's staging buffer, so small that every key is a batch of its own
+        changed["VLLM_MOONCAKE_DISK_STAGING_USABLE_RATIO"] = "0.00001"
     before = {k: os.environ.get(k) for k in changed}
     os.environ.update(changed)
     try:
@@ -224,7 +230,31 @@ VLLM = Target(
     close=_in_tree_close,
 )
 
-BUILT_IN = {"kvledger": KVLEDGER, "vllm": VLLM}
+VLLM_OFFLOAD = dataclasses.replace(
+    VLLM, name="vllm-offload", around=functools.partial(_in_tree_environment, offload=True)
+)
+"""The same with the SSD tier on: loads are split into sub-batches."""
+
+BUILT_IN = {
+    t.name: t
+    for t in (
+        KVLEDGER,
+        dataclasses.replace(KVLEDGER, name="kvledger-direct", options={"transfer_mode": "direct"}),
+        dataclasses.replace(KVLEDGER, name="kvledger-sync", options={"load_async": False}, holds=("put",)),
+        dataclasses.replace(KVLEDGER, name="kvledger-decode", options={"save_decode_cache": True}),
+        VLLM,
+        VLLM_OFFLOAD,
+    )
+}
+
+
+def replace(target: Target, extra: Callable[[str], dict[str, Any]]) -> Target:
+    """The target with further settings that may name the master's address."""
+
+    def both(address: str) -> dict[str, Any]:
+        return {**target.extra(address), **extra(address)}
+
+    return dataclasses.replace(target, extra=both)
 
 
 def find(name: str) -> Target:

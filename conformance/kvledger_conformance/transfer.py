@@ -29,8 +29,8 @@ class Fault:
     """What happens to the next `times` calls (None: to all) of `operation` by `client` (None: by any).
 
     Kinds: "code" answers `code`, for `positions` or for all, nothing moving there; "raise" raises before anything
-    moves, "raise_after" when everything has moved; "short" and "long" answer a list of the wrong length, "none" answers
-    None; "late" answers -800 while the bytes go on moving until `World.land`.
+    moves, "raise_after" when everything has moved; "short" leaves the last key out, of the transfer and of the answer;
+    "long" answers an entry too many, "none" answers None; "late" answers -800 while the bytes go on moving until `World.land`.
     """
 
     operation: str
@@ -53,12 +53,14 @@ class Fault:
         """Whether this position is answered with the code instead of being transferred."""
         return self.kind == "code" and (self.positions is None or position in self.positions)
 
+    def omits(self, position: int, keys: int) -> bool:
+        """Whether this position is left out altogether."""
+        return self.kind == "short" and position == keys - 1
+
     def change(self, answer: list[int]) -> Any:
         """What the call answers instead of its real answer (codes are in it already)."""
         if self.kind == "raise_after":
             raise RuntimeError(f"scripted: {self.operation} raised after its transfer")
-        if self.kind == "short":
-            return answer[:-1]
         if self.kind == "long":
             return [*answer, 0]
         return None if self.kind == "none" else answer
@@ -79,6 +81,8 @@ class Transfer:
     operation: str
     keys: list[str]
     segments: list[list[tuple[int, int]]]
+    serial: int = 0
+    """Number among this client's calls of this operation: unlike `number`, a function of the script."""
     fault: Fault | None = None
     in_call: bool = True
     at: str | None = None
@@ -101,4 +105,4 @@ class Transfer:
 
     def __str__(self) -> str:
         where = f" held {self.at}" if self.at else " late" if self.late else ""
-        return f"{self.client}.{self.operation}#{self.number}({len(self.keys)} keys){where}"
+        return f"{self.client}.{self.operation}#{self.serial}({len(self.keys)} keys){where}"

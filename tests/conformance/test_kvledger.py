@@ -20,14 +20,23 @@ def test_scenario_breaks_nothing(mode, scenario):
     assert violation is None, violation.story
 
 
-@pytest.mark.parametrize("mode", ["kvledger", "kvledger-direct", "kvledger-sync"])
+@pytest.mark.parametrize("mode", ["kvledger", "kvledger-direct"])
 @pytest.mark.parametrize("name", machines.MACHINES)
 def test_machine_finds_nothing(mode, name):
+    run(mode, name)
+
+
+@pytest.mark.parametrize("name", ["loads", "everything"])
+def test_machine_finds_nothing_with_synchronous_loads(name):
+    run("kvledger-sync", name)
+
+
+def run(mode: str, name: str) -> None:
     machine = machines.machine_for(name, targets.find(mode))
-    violation = machines.run_machine(machine, "dev", max_examples=10)
+    violation = machines.run_machine(machine, "dev", max_examples=8)
     assert violation is None, violation.story
-    assert machine.tally.runs >= 10
-    assert sum(machine.tally.actions.values()) >= 100
+    assert machine.tally.runs >= 8
+    assert sum(machine.tally.actions.values()) >= 60
 
 
 def test_machines_reach_what_they_are_for():

@@ -121,6 +121,7 @@ def test_same_step_resume_after_a_reset_of_running_requests(engines, stored):
         engine.run_to_idle()
     engine.add("a", PROMPT_A, max_tokens=40)
     engine.run(lambda: engine.requests["a"].num_output_tokens >= 2)
+    assert all(rank.connector.rank_side.wait_idle(30) for rank in engine.ranks)
     engine.run(lambda: not engine.connector.has_pending_push_work())
 
     assert engine.scheduler.reset_prefix_cache(reset_running_requests=True)
@@ -330,7 +331,7 @@ class TestStoreTrouble:
             for request_id, request in engine.requests.items():
                 assert engine.output(request_id) == right_output(request.prompt_token_ids, request.max_tokens)
             engine.assert_idle()
-            assert max(engine.step_seconds) < 1.0
+            assert max(engine.step_seconds) < 3.0  # one call to a dead master takes more than 4 s
             assert engine.connector.snapshot()["store_jobs"]["failed"] > 0
             engine.close()
 
@@ -342,12 +343,12 @@ class TestLookups:
         return held
 
     def test_silent_store_is_a_miss_after_the_bound_and_never_holds_up_a_step(self, engines):
-        engine = engines(lookup_wait_s=0.01, lookup_timeout_s=0.3)
+        engine = engines(lookup_wait_s=0.01, lookup_timeout_s=3.0)
         held = self.silence(engine)
         for i in range(20):
             engine.add(f"r{i}", [500 + i] * 20)
         engine.run(lambda: all(r.is_finished() for r in engine.requests.values()))
-        assert max(engine.step_seconds) < 0.25
+        assert max(engine.step_seconds) < 1.5  # half of what one blocking lookup would take
         assert engine.connector.snapshot()["lookups"]["timed_out"] > 0
         held.open()
         engine.run_to_idle()

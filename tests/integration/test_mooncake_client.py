@@ -108,7 +108,9 @@ def test_a_full_store_refuses_and_says_so(shared: MooncakeClient, memory: Memory
     keys = [f"full{i}" for i in range(40)]
     answers = shared.put(keys, [[memory.address]] * 40, [[2 * MIB]] * 40)
     assert set(answers) == {0, int(Code.NO_AVAILABLE_HANDLE)}
-    assert shared.exists(keys) == [int(a == 0) for a in answers]
+    # Above its watermark the master evicts whenever it likes; what it refused is not there in any case.
+    there = shared.exists(keys)
+    assert all(answer == 0 for answer, exists in zip(answers, there, strict=True) if exists)
     shared.remove_by_prefix("full")
 
 

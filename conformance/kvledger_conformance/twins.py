@@ -1,0 +1,162 @@
+"""Each historic bug as a patch on kvledger: the suite must kill every one, and says by which layer.
+
+A twin has the id of the model's mutant that stands for the same bug (`spec/mutants/registry.toml`). It is killed by
+the first scenario or machine that breaks a property on it; the unpatched connector breaks none, which is checked too.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from kvledger_conformance import machines, targets
+from kvledger_conformance.driver import replay
+from kvledger_conformance.properties import Impossible, Violation
+from kvledger_conformance.scenarios import SCENARIOS
+from kvledger_conformance.twin_patches import PATCHES
+
+
+@dataclass(frozen=True, slots=True)
+class Twin:
+    """`mutant`: the model's mutants it is the twin of. `first`: the scenario that kills it, tried first."""
+
+    id: str
+    mutant: tuple[str, ...]
+    target: str
+    first: str
+    options: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def patch(self) -> Callable[[], AbstractContextManager[Any]]:
+        """Puts the bug in."""
+        return PATCHES[self.id]
+
+    @property
+    def mechanism(self) -> str:
+        """What the bug does."""
+        return (self.patch.__doc__ or "").strip()
+
+
+DIRECT, STAGED, SYNC = "kvledger-direct", "kvledger", "kvledger-sync"
+PREEMPTED = "blocks of a preempted request under a running store"
+OVERTAKES = "second job of a request overtakes the first on one rank"
+BAD_LOAD = "middle block of a load fails on one rank"
+
+TWINS = (
+    Twin("no-pins", ("no-pins", "ind-no-pins"), DIRECT, PREEMPTED),
+    Twin("no-pins-poison", ("no-pins-poison",), STAGED, PREEMPTED),
+    Twin("count-per-request", ("count-per-request",), DIRECT, OVERTAKES),
+    Twin("late-report-to-new-job", ("late-report-to-new-job",), DIRECT, "the same with two ranks at different speeds"),
+    Twin("release-at-first-rank", ("release-at-first-rank", "ind-release-at-first-rank"), DIRECT, OVERTAKES),
+    Twin("no-report-on-failure", ("no-report-on-failure",), STAGED, "put raises, then answers None"),
+    Twin("release-on-success-only", ("release-on-success-only",), STAGED, "existence check raises"),
+    Twin("raise-before-try", ("raise-before-try",), STAGED, "existence check raises"),
+    Twin("report-counted-twice", ("report-counted-twice",), DIRECT, OVERTAKES),
+    Twin("rank-reports-twice", ("rank-reports-twice",), STAGED, "existence check raises"),
+    Twin("tail-not-pinned", ("tail-not-pinned",), DIRECT, PREEMPTED),
+    Twin(
+        "release-on-timeout",
+        ("release-on-timeout", "timeout-dma-without-job", "ind-release-on-timeout"),
+        DIRECT,
+        "late put: the call gave up, its bytes still move",
+    ),
+    Twin(
+        "late-get-after-report",
+        ("late-get-after-report", "late-get-against-the-map"),
+        DIRECT,
+        "late get: the call gave up, its bytes still arrive",
+    ),
+    Twin(
+        "store-before-fence",
+        ("store-before-fence", "ind-no-fence", "wrong-bytes-against-the-map"),
+        STAGED,
+        "transfers run as soon as they are told",
+    ),
+    Twin("store-partial-blocks", ("store-drafts",), STAGED, "a request longer than a step"),
+    Twin("store-on-failed-load", ("store-on-failed-load",), SYNC, "a failed load that others share"),
+    Twin("store-on-shared-load", ("store-on-shared-load",), SYNC, "a failed load that others share"),
+    Twin("sync-load-goes-on", ("sync-load-goes-on", "sync-load-hits-freed-block"), SYNC, BAD_LOAD),
+    Twin(
+        "old-retry-in-new-table",
+        ("old-retry-in-new-table", "retry-of-nothing-issued"),
+        STAGED,
+        "a failed store of a preempted request",
+    ),
+    Twin(
+        "resume-deletes-tracker",
+        ("resume-deletes-tracker", "resume-loses-load"),
+        STAGED,
+        "same-step resume that hits the store",
+    ),
+    Twin(
+        "unloaded-reported-good",
+        ("unloaded-reported-good",),
+        STAGED,
+        "first part of a load fails on the second rank",
+        (("max_batch_bytes", 64),),
+    ),
+    Twin("lost-load-completion", ("lost-load-completion",), STAGED, BAD_LOAD),
+    Twin("hit-offered-again", ("hit-offered-again",), STAGED, "load whose key is gone, over and over"),
+    Twin("abort-frees-target", ("abort-frees-target",), DIRECT, "abort while a load is out"),
+    Twin("aborted-load-never-freed", ("aborted-load-never-freed",), STAGED, "two loads, the queued one aborted"),
+    Twin("quiesce-with-pins", ("quiesce-with-pins",), STAGED, "a store that outlives its request"),
+    Twin("push-work-for-ever", ("push-work-for-ever",), STAGED, "a store that outlives its request"),
+    Twin("waits-for-nothing", ("waits-for-nothing",), STAGED, "more requests than blocks"),
+    Twin("reset-keeps-keys", ("reset-keeps-keys",), STAGED, "new weights under the same hashes"),
+    Twin("unbounded-pins", ("unbounded-pins", "budget-ignored"), STAGED, "silent store and a full pool"),
+    Twin("short-list-believed", (), STAGED, "short list from a get"),
+    Twin("slot-not-quarantined", (), STAGED, "late bytes in memory that another load uses by now"),
+    Twin("publish-after-failed-forward", (), STAGED, "the forward raises while saves are told"),
+)
+
+NOT_TWINNED = {
+    "load-under-running-step": "needs two steps in flight; the harness runs one at a time",
+    "reset-without-fence": "core refuses a reset while a job holds references, so no job is in flight at a reset",
+}
+"""Mutants of the model without a twin, and why."""
+
+
+def run_all(*, say: Callable[[str], None] = lambda _line: None, chosen: str | None = None) -> list[dict[str, Any]]:
+    """Try to kill every twin. One row each: id, mutants, killed, by (layer and place), property, steps."""
+    rows = []
+    for twin in TWINS:
+        if chosen is not None and chosen != twin.id:
+            continue
+        row = kill(twin)
+        rows.append(row)
+        verdict = f"killed by {row['by']}: {row['property']}" if row["killed"] else "SURVIVES"
+        say(f"twin  {twin.id:30} {verdict}")
+    return rows
+
+
+def kill(twin: Twin) -> dict[str, Any]:
+    """Run the layers in order until one breaks a property."""
+    target = targets.find(twin.target).with_options(**dict(twin.options))
+    # what a contract-level suite sees counts first; the look inside only if nothing else does
+    for level, chosen in (("contract", dataclasses.replace(target, refine=None)), ("refinement", target)):
+        for by, violation in _attempts(twin, chosen, machines_too=level == "refinement"):
+            if violation is not None:
+                return {
+                    "id": twin.id,
+                    "mutants": list(twin.mutant),
+                    "mechanism": twin.mechanism,
+                    "killed": True,
+                    "by": f"{by} ({level})" if violation.name == "refines-the-model" else by,
+                    "property": violation.name,
+                    "what": violation.what,
+                    "steps": len(violation.script),
+                }
+    return {"id": twin.id, "mutants": list(twin.mutant), "mechanism": twin.mechanism, "killed": False, "by": "",
+            "property": "", "what": "", "steps": 0}  # fmt: skip
+
+
+def _attempts(twin: Twin, target: targets.Target, *, machines_too: bool) -> Iterator[tuple[str, Violation | None]]:
+    for scenario in sorted(SCENARIOS, key=lambda s: s.name != twin.first):
+        with twin.patch(), contextlib.suppress(Impossible):
+            yield f"scenario: {scenario.name}", replay(target, scenario.shape, scenario.script)
+    if machines_too:
+        for name in machines.MACHINES:
+            with twin.patch():
+                yield f"machine: {name}", machines.run_machine(machines.machine_for(name, target), "dev")
