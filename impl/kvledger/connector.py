@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.forward_context import ForwardContext
     from vllm.v1.core.block_pool import BlockPool
-    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import KVConnectorOutput
@@ -161,6 +161,10 @@ class MooncakeLedgerConnector(KVConnectorBase_V1, SupportsHMA):
         return False
 
     # -- scheduler side ----------------------------------------------------
+
+    def bind_kv_cache_manager(self, kv_cache_manager: "KVCacheManager") -> None:
+        super().bind_kv_cache_manager(kv_cache_manager)
+        self.scheduler_side.bind_tables(lambda request_id: kv_cache_manager.get_block_ids(request_id)[0])
 
     def bind_gpu_block_pool(self, gpu_block_pool: "BlockPool") -> None:
         self.scheduler_side.bind_pool(gpu_block_pool)

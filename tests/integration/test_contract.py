@@ -258,6 +258,24 @@ class TestFailedLoads:
         warm.run_to_idle()
         warm.assert_right()
 
+    @pytest.mark.parametrize("end", ["preempt", "abort"])
+    @pytest.mark.parametrize("bad_block", [0, 2])
+    def test_blocks_of_a_failed_synchronous_load_are_no_local_hit(self, engines, end, bad_block):
+        """Core hashes the targets when it plans the load and, under `recompute`, leaves the hashes in when it fails."""
+        cold = engines(ranks=2)
+        cold.add("a", PROMPT_A)
+        cold.run_to_idle()
+        warm = engines(ranks=2, load_async=False)
+        warm.ranks[1].connector.store.add(Fault(operation="get", call=1, code=-704, positions=frozenset({bad_block})))
+        warm.add("a", PROMPT_A, max_tokens=8)
+        warm.add("sharer", PROMPT_A + PROMPT_B)
+        warm.step()
+        for request_id in ("sharer", "a"):
+            preempt(warm, request_id) if end == "preempt" else warm.abort(request_id)
+        warm.add("next", PROMPT_A + PROMPT_B)
+        warm.run_to_idle()
+        warm.assert_right()
+
     def test_aborted_load_gives_its_blocks_back(self, engines):
         cold = engines(ranks=2)
         cold.add("a", PROMPT_A)

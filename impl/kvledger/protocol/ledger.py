@@ -58,6 +58,8 @@ class Settled:
     released: tuple[int, ...]
     current: bool
     """Whether the job's generation is still the request's current one."""
+    tainted: tuple[str, ...] = ()
+    """Requests that computed on bytes of this synchronous load, which did not arrive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,11 +331,12 @@ class Ledger:
         tracker = self._trackers.get(entry.request_id)
         current = tracker if tracker is not None and tracker.generation == job.generation else None
         released: tuple[int, ...] = ()
+        tainted: tuple[str, ...] = ()
         if job.kind is Kind.STORE:
             released = self._pins.unpin(job.job_id)
             self._store_settled(entry, current, now)
         else:
-            self._load_settled(entry, current)
+            tainted = self._load_settled(entry, current)
         return Settled(
             job=job,
             request_id=entry.request_id,
@@ -341,6 +344,7 @@ class Ledger:
             bad=tuple(sorted(entry.bad)),
             released=released,
             current=current is not None,
+            tainted=tainted,
         )
 
     def _store_settled(self, entry: OpenJob, current: Tracker | None, now: float) -> None:
@@ -366,19 +370,24 @@ class Ledger:
         else:
             self._declined[Decline.ATTEMPTS] += 1
 
-    def _load_settled(self, entry: OpenJob, current: Tracker | None) -> None:
+    def _load_settled(self, entry: OpenJob, current: Tracker | None) -> tuple[str, ...]:
+        """Settle a load; the requests that rest on it although it failed (synchronous loads)."""
         job, ok = entry.job, not entry.bad
         if current is not None:
             current.move_load("Loaded" if ok else "Taint" if job.sync else "LoadFailed", job.job_id)
         if ok and job.epoch == self._epoch:
             self._known.add(job.hashes)
-        if job.sync:
-            self._sync_targets = {b: j for b, j in self._sync_targets.items() if j != job.job_id}
-            for other in self._trackers.values():
-                if job.job_id in other.waits_for:
-                    other.waits_for.discard(job.job_id)
-                    if not ok:
-                        other.move_load("Taint", job.job_id)
+        if not job.sync:
+            return ()
+        self._sync_targets = {b: j for b, j in self._sync_targets.items() if j != job.job_id}
+        sharers = {r: t for r, t in self._trackers.items() if job.job_id in t.waits_for}
+        for tracker in sharers.values():
+            tracker.waits_for.discard(job.job_id)
+            if not ok:
+                tracker.move_load("Taint", job.job_id)
+        if ok:
+            return ()
+        return (*sharers, *([entry.request_id] if current is not None else []))
 
     # -- questions ---------------------------------------------------------
 

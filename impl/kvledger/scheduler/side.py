@@ -129,6 +129,7 @@ class SchedulerSide:
         self._cancelled: list[int] = []
         self._saving: dict[str, None] = {}  # requests with blocks left to store, in admission order
         self._pool: BlockPool | None = None
+        self.block_table: Callable[[str], Sequence[int]] = lambda _: ()
         self._wait_allowance_s = self._step_allowance()
         self._hit_tokens = 0
         self._loads_accepted = 0
@@ -136,6 +137,10 @@ class SchedulerSide:
     def bind_pool(self, pool: "BlockPool") -> None:
         """vLLM's GPU block pool, in which store jobs hold references."""
         self._pool = pool
+
+    def bind_tables(self, block_table: Callable[[str], Sequence[int]]) -> None:
+        """How to look up a request's block ids outside `build_connector_meta`."""
+        self.block_table = block_table
 
     @property
     def pool(self) -> "BlockPool":
@@ -342,6 +347,19 @@ class SchedulerSide:
             self._forget([settled.job.hashes[p] for p in settled.bad])
             if settled.current:
                 self._failed_hits.add(settled.request_id)
+            self._evict_tainted(settled)
+
+    def _evict_tainted(self, settled: Settled) -> None:
+        """Take blocks that rest on a failed synchronous load out of vLLM's prefix cache.
+
+        They were hashed when the load was planned. Under policy `recompute` core leaves them there and relies on the
+        request to recompute them; if that is preempted or aborted first, others would hit wrong bytes.
+        """
+        lost = {settled.job.block_ids[p] for p in settled.bad}
+        for request_id in settled.tainted:
+            table = self.block_table(request_id)
+            first = next((i for i, b in enumerate(table) if b in lost), len(table))
+            self.pool.evict_blocks(set(table[first:]))
 
     def _forget(self, hashes: Sequence[bytes]) -> None:
         if self._trace is not None:
