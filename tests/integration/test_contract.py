@@ -259,14 +259,13 @@ class TestFailedLoads:
         warm.assert_right()
 
     @pytest.mark.parametrize("end", ["preempt", "abort"])
-    @pytest.mark.parametrize("bad_block", [0, 2])
-    def test_blocks_of_a_failed_synchronous_load_are_no_local_hit(self, engines, end, bad_block):
+    def test_blocks_of_a_failed_synchronous_load_are_no_local_hit(self, engines, end):
         """Core hashes the targets when it plans the load and, under `recompute`, leaves the hashes in when it fails."""
         cold = engines(ranks=2)
         cold.add("a", PROMPT_A)
         cold.run_to_idle()
         warm = engines(ranks=2, load_async=False)
-        warm.ranks[1].connector.store.add(Fault(operation="get", call=1, code=-704, positions=frozenset({bad_block})))
+        warm.ranks[1].connector.store.add(Fault(operation="get", call=1, code=-704, positions=frozenset({3})))
         warm.add("a", PROMPT_A, max_tokens=8)
         warm.add("sharer", PROMPT_A + PROMPT_B)
         warm.step()
