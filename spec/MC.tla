@@ -23,6 +23,10 @@ AnySteps == {TRUE, FALSE}
 LowestFree(B) == IF B = {} THEN {} ELSE {Min(B)}   \* blocks are alike: core takes the lowest free one
 PollLate(k, s) == fwd[k] >= s                      \* results are collected after the forward, never before the saves
 NoRefusal(k, j) == {{}}                            \* the store has room
+ForeignPutHit(k, x) ==                             \* other engines put only what some admission can hit
+  /\ x[1] \in Hittable /\ store[k][x] = NoObj /\ ~calm /\ x[2] = epoch
+  /\ store' = [store EXCEPT ![k][x] = x]
+  /\ UNCHANGED <<coreVars, schedVars, rankVars>>
 NothingToDo ==                                     \* an empty step only if nobody can be given work
   \A r \in Reqs : /\ rst[r] = "waiting" => FreeBlocks \ Hits(rp[r], LocalHit(rp[r])) = {}
                   /\ rst[r] = "running" /\ full[r] < Len(rp[r]) => tbl[r][full[r] + 1] = 0 /\ FreeBlocks = {}
@@ -38,7 +42,7 @@ CoreFair == /\ WF_vars(BecomeCalm) /\ WF_vars(EmptyStep) /\ WF_vars(UpdateFromOu
             /\ \A r \in Reqs : SF_vars(Turn(r))
             /\ \A k \in Ranks : WF_vars(RankAccept(k) \/ RankForward(k) \/ TakeReports(k))
 TransferFair ==
-  \A k \in Ranks : /\ WF_vars(\E j \in JobIds : RankFinish(k, j) \/ RankExpire(k, j) \/ \E R \in Refusals(k, j) : RankStart(k, j, R))
+  \A k \in Ranks : /\ WF_vars(\E j \in JobIds : RankFinish(k, j) \/ RankExpire(k, j) \/ \E R \in SUBSET Idx : RankStart(k, j, R))
                    /\ WF_vars(DmaNext(k))
 LiveSpec == Spec /\ CoreFair /\ TransferFair
 StallSpec == Spec /\ CoreFair /\ WF_vars(StallTimeout)   \* the store may stop answering for ever

@@ -345,6 +345,7 @@ TakeReports(k) ==
 RankStart(k, j, R) ==
   /\ rk[k][j].st = "queued" /\ LaneFree(k, job[j].kind) /\ j = Min(Queued(k, job[j].kind))
   /\ job[j].kind = "store" => FencePassed(k, j)
+  /\ R \in Refusals(k, j)
   /\ Set(k, j, "running", R)
   /\ dma' = dma \cup ({k} \X {j} \X (IdxOf(job[j].items) \ R))
   /\ UNCHANGED <<rankRest, hooked, polled, fwd, mem, store>>
@@ -455,7 +456,7 @@ EnvironmentNext ==
 RankNext(k) ==
   \/ RankAccept(k) \/ RankForward(k) \/ TakeReports(k)
   \/ \E j \in JobIds : \/ RankDrop(k, j) \/ RankFinish(k, j) \/ RankQuarantine(k, j) \/ RankExpire(k, j)
-                       \/ \E R \in Refusals(k, j) : RankStart(k, j, R)
+                       \/ \E R \in SUBSET Idx : RankStart(k, j, R)
 DmaNext(k) == \E j \in JobIds, i \in Idx : DmaMove(k, j, i) \/ DmaFail(k, j, i)
 
 Next == SchedulerNext \/ EnvironmentNext \/ \E k \in Ranks : RankNext(k) \/ DmaNext(k)

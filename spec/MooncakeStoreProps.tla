@@ -9,8 +9,9 @@ EXTENDS MooncakeStore
 (* SAFETY *)
 
 (* No memory is given away while a transfer uses it: a block that is being read by a store, or written by a load,
-   is neither free nor in the block table of a request to which it means something else.                       *)
-Shared(b, h) == \A r \in Reqs, i \in Idx : tbl[r][i] = b => rp[r][i] = h /\ i <= full[r]
+   is neither free nor in the block table of a request to which it means something else.  (A request that was truncated
+   by a failed sync load may recompute the same block in place, with the same bytes: that is no other meaning.)        *)
+Shared(b, h) == \A r \in Reqs, i \in Idx : tbl[r][i] = b => rp[r][i] = h
 PinnedNotFreed ==
   \A t \in dma : \A x \in job[t[2]].items : x[1] = t[3] =>
     /\ ref[x[2]] > 0
@@ -52,6 +53,11 @@ NoReportRefused ==
 
 (* The budget of pinned blocks is kept, so that saving can never take the whole pool. *)
 BudgetKept == Cardinality(Pinned) <= MaxPinned
+
+(* Core is never told to wait for nothing: when has_pending_block_frees is true, reports still come in, and some block is
+   held by pins alone, so that a report to come gives it back.                                                         *)
+NeverWaitsInVain ==
+  HasPendingBlockFrees => ~stalled /\ \E b \in Blocks : ref[b] > 0 /\ \A r \in Reqs : b \notin Range(tbl[r])
 
 (* A report of an older generation changes nothing for the generation that follows it: retries grow only by a job
    that this very generation has issued.                                                                         *)

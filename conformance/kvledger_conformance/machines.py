@@ -5,12 +5,14 @@ swarm testing already switches rules off per run. A rule whose action does not e
 """
 
 import dataclasses
+import itertools
 import random
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+import hypothesis
 from hypothesis import HealthCheck, Phase, Verbosity, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
@@ -58,7 +60,6 @@ class Machine(RuleBasedStateMachine):
     shapes: tuple[compat.Shape, ...]
     past: frozenset[str] = frozenset()
     tally = Tally()
-    deadline: float | None = None
     warm = False
     """Whether a run begins with a prompt that is in the store and not in the local cache."""
 
@@ -71,8 +72,6 @@ class Machine(RuleBasedStateMachine):
     @initialize(shape=st.integers(0, 3), first=FIRST)
     def start(self, shape: int, first: list[Any]) -> None:
         """An engine of one of the shapes, and a few requests: swarm testing may switch off the rule that adds."""
-        if self.deadline is not None and time.monotonic() > self.deadline:
-            raise OutOfTimeError
         chosen = self.shapes[shape % len(self.shapes)]
         self.tally.runs += 1
         self._context = driver.driving(self.target, chosen, self.past)
@@ -353,38 +352,40 @@ def machine_for(
     return type(MACHINES[name].__name__, (MACHINES[name],), fields)
 
 
-class OutOfTimeError(Exception):
-    """The bound of this machine has passed; not a failure."""
+BATCH = 20
+"""Runs between two looks at the clock; Hypothesis must not see it."""
 
 
 def run_machine(
-    machine: type[Machine], profile: str, *, seed: int | None = None, deadline: float | None = None, **changes: Any
+    machine: type[Machine],
+    profile: str,
+    *,
+    seed: int = 0,
+    deadline: float | None = None,
+    max_examples: int | None = None,
 ) -> Violation | None:
     """Run one machine; the first violation, with its script, or None. `deadline` (monotonic) ends it early.
 
     Hypothesis generates; the shrinking is `shrinking.shrink`'s, which works on the recorded script.
     """
-    from hypothesis import seed as seeded
-
-    chosen = {**PROFILES[profile], **changes}
-    options = settings(
-        deadline=None,
-        database=None,
-        print_blob=False,
-        verbosity=Verbosity.quiet,
-        report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),
-        phases=(Phase.generate,),
-        **chosen,
-    )
-    machine.deadline = deadline
-    factory = machine
-    if not chosen.get("derandomize"):
-        factory = seeded(random.getrandbits(32) if seed is None else seed)(machine)
-    try:
-        run_state_machine_as_test(factory, settings=options)
-    except Violation as violation:
-        return violation
-    except OutOfTimeError:
-        pass
+    chosen = PROFILES[profile]
+    left = chosen["max_examples"] if max_examples is None else max_examples
+    seeds = itertools.count(seed) if chosen["derandomize"] else iter(lambda: random.getrandbits(32), None)
+    while left > 0 and (deadline is None or time.monotonic() < deadline):
+        options = settings(
+            max_examples=min(left, BATCH),
+            stateful_step_count=chosen["stateful_step_count"],
+            deadline=None,
+            database=None,
+            print_blob=False,
+            verbosity=Verbosity.quiet,
+            report_multiple_bugs=False,
+            suppress_health_check=list(HealthCheck),
+            phases=(Phase.generate,),
+        )
+        left -= BATCH
+        try:
+            run_state_machine_as_test(hypothesis.seed(next(seeds))(machine), settings=options)
+        except Violation as violation:
+            return violation
     return None

@@ -73,3 +73,24 @@ def markdown(result: Result) -> str:
         past = f" Looking past: {', '.join(finding.past)}." if finding.past else ""
         lines += ["", f"### `{name}`", "", f"{finding.found_by}{source}.{past}", "", "```", finding.story, "```"]
     return "\n".join(lines) + "\n"
+
+
+def matrix(results: list[dict[str, Any]]) -> str:
+    """Property × target, from JSON results: the number of actions of the shortest trace that breaks it, or a dash."""
+    heads = [f"{r['target']}, vLLM {r['vllm']}" for r in results]
+    lines = ["| property | " + " | ".join(heads) + " |", "| --- |" + " --- |" * len(heads)]
+    for name in PROPERTIES:
+        cells = []
+        for result in results:
+            steps = [v["steps"] for v in result["violations"] if v["property"] == name]
+            cells.append(f"**broken** ({min(steps)})" if steps else "–")
+        lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
+    lines += ["", "| scenario | from | " + " | ".join(heads) + " |", "| --- | --- |" + " --- |" * len(heads)]
+    rows = {s["name"]: s["source"] for r in results for s in r["scenarios"]}
+    for name, source in rows.items():
+        cells = []
+        for result in results:
+            found = next((s for s in result["scenarios"] if s["name"] == name), None)
+            cells.append("does not apply" if found is None else f"`{found['broke']}`" if found["broke"] else "holds")
+        lines.append(f"| {name} | {source} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"

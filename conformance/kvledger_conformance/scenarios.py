@@ -373,6 +373,33 @@ SCENARIOS = (
         ],
     ),
     Scenario(
+        "a failed load whose request is preempted before it computes again",
+        "found by machine late (docs/found.md, K2)",
+        "load-errors-complete",
+        [
+            *STORED_AND_FORGOTTEN,
+            _do("fault", operation="get", kind="code", code=-704),
+            _add("b", "abcd", tail=2, tokens=5),
+            STEP,
+            _do("preempt"),
+            _do("steps", count=3),
+        ],
+    ),
+    Scenario(
+        "a failed load whose request is aborted before it computes again",
+        "found by machine late (docs/found.md, K2)",
+        "computes-on-right-bytes",
+        [
+            *STORED_AND_FORGOTTEN,
+            _do("fault", operation="get", kind="code", code=-704),
+            _add("b", "abcd", tail=2, tokens=5),
+            STEP,
+            _do("abort", name="b"),
+            _add("c", "abcd", tail=1, tokens=5),
+            _do("steps", count=3),
+        ],
+    ),
+    Scenario(
         "more requests than blocks",
         "W-47 kind",
         "goes-idle",

@@ -1,14 +1,16 @@
 """Every edge of every slice, driven on kvledger, with a refusal sweep at every state."""
 
+import json
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from kvledger_conformance.graph import Graph
+from kvledger_conformance.graph import Graph, export
 from kvledger_conformance.ledger_adapter import Divergence, LedgerAdapter
 
-LOOK_AHEAD = 300
+LOOK_AHEAD = 2000
 """States to look at for an untaken edge before going back to the start."""
 
 
@@ -96,6 +98,27 @@ def _ahead(graph: Graph, start: str, untaken: set[int]) -> list[int]:
                 came[target] = number
                 queue.append(target)
     return []
+
+
+SLICES = {"store": 1, "retry": 1, "ranks": 0, "load": 1}
+"""Slices, and how often each lets a failed store be tried again (`MaxAttempts`)."""
+
+
+def folders() -> tuple[Path, Path, Path]:
+    """The model, the slices, the lock file: of the repository that this package lies in."""
+    root = Path(__file__).resolve().parents[2]
+    return root / "spec", root / "conformance" / "spec", root / "conformance" / "graph.lock"
+
+
+def graphs() -> list[Graph]:
+    """All slices, fresh from TLC."""
+    spec, slices, _ = folders()
+    return [export(name, spec, slices) for name in SLICES]
+
+
+def write_lock(made: list[Graph]) -> None:
+    """Keep the graphs' figures for review."""
+    folders()[2].write_text(json.dumps({g.name: g.summary() for g in made}, indent=1) + "\n")
 
 
 def tour(graph: Graph, *, max_attempts: int = 1) -> TourResult:

@@ -461,3 +461,10 @@ def publish_after_failed_forward() -> Iterator[None]:
     submit = RankSide.submit_stores
     with _swap(RankSide, "submit_stores", lambda self, **_kwargs: submit(self, forward_failed=False)):
         yield
+
+
+@_patch("bad-blocks-stay-cached")
+def bad_blocks_stay_cached() -> Iterator[None]:
+    """Blocks of a failed synchronous load stay in the prefix cache, for the next request to hit."""
+    with _swap(SchedulerSide, "_evict_tainted", lambda _self, _settled: None):
+        yield

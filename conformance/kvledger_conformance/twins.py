@@ -108,8 +108,18 @@ TWINS = (
     Twin("unbounded-pins", ("unbounded-pins", "budget-ignored"), STAGED, "silent store and a full pool"),
     Twin("short-list-believed", (), STAGED, "short list from a get"),
     Twin("slot-not-quarantined", (), STAGED, "late bytes in memory that another load uses by now"),
+    Twin("bad-blocks-stay-cached", (), SYNC, "a failed load whose request is aborted before it computes again"),
     Twin("publish-after-failed-forward", (), STAGED, "the forward raises while saves are told"),
 )
+
+BY_TOUR = {
+    "count-per-request": "retry",
+    "late-report-to-new-job": "retry",
+    "release-at-first-rank": "ranks",
+    "no-report-on-failure": "store",
+    "report-counted-twice": "ranks",
+}
+"""Twins in `protocol/`, and the slice whose tour or refusal sweep must kill them as well."""
 
 NOT_TWINNED = {
     "load-under-running-step": "needs two steps in flight; the harness runs one at a time",

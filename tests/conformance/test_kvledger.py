@@ -26,7 +26,7 @@ def test_machine_finds_nothing(mode, name):
     run(mode, name)
 
 
-@pytest.mark.parametrize("name", ["loads", "everything"])
+@pytest.mark.parametrize("name", ["loads", "late", "everything"])
 def test_machine_finds_nothing_with_synchronous_loads(name):
     run("kvledger-sync", name)
 
