@@ -104,14 +104,18 @@ def test_a_get_of_what_is_not_so(shared: MooncakeClient, memory: Memory) -> None
     assert answers[2] != 200  # the bytes that were read, which the caller compares
 
 
-def test_a_full_store_refuses_and_says_so(shared: MooncakeClient, memory: Memory) -> None:
-    keys = [f"full{i}" for i in range(40)]
-    answers = shared.put(keys, [[memory.address]] * 40, [[2 * MIB]] * 40)
-    assert set(answers) == {0, int(Code.NO_AVAILABLE_HANDLE)}
-    # Above its watermark the master evicts whenever it likes; what it refused is not there in any case.
-    there = shared.exists(keys)
-    assert all(answer == 0 for answer, exists in zip(answers, there, strict=True) if exists)
-    shared.remove_by_prefix("full")
+def test_a_full_store_refuses_and_says_so(tmp_path: Path) -> None:
+    """In a store of its own: above its watermark the master evicts whenever it likes, whoever's objects they are."""
+    with running_embedded(tmp_path / "store", 32 * MIB) as own:
+        client = connect(load_settings({}, {}).attached_to(own.master_address), segment_bytes=0)
+        memory = Memory(2 * MIB)
+        client.register(memory.address, 2 * MIB)
+        keys = [f"full{i}" for i in range(40)]
+        answers = client.put(keys, [[memory.address]] * 40, [[2 * MIB]] * 40)
+        assert set(answers) == {0, int(Code.NO_AVAILABLE_HANDLE)}
+        there = client.exists(keys)
+        assert all(answer == 0 for answer, exists in zip(answers, there, strict=True) if exists)
+        client.close(5.0)
 
 
 def test_no_keys_is_no_call(shared: MooncakeClient) -> None:
