@@ -51,3 +51,18 @@ class StoreError(KvledgerError):
 
     def __reduce__(self) -> tuple[type["StoreError"], tuple[object, ...]]:
         return type(self), (self.operation, self.code, self.remedy)
+
+
+class StuckCopyError(KvledgerError):
+    """A copy inside this process, into KV blocks, does not end. Going on could use bytes that are still being written."""
+
+    def __init__(self, job_id: int, waited_s: float) -> None:
+        self.job_id = job_id
+        self.waited_s = waited_s
+        super().__init__(
+            f"job {job_id}: copying loaded bytes into KV blocks has not ended after {waited_s:g} s (load_timeout_s + "
+            "transfer_timeout_s); the device seems to hang: look at its driver's log, and restart this engine"
+        )
+
+    def __reduce__(self) -> tuple[type["StuckCopyError"], tuple[object, ...]]:
+        return type(self), (self.job_id, self.waited_s)

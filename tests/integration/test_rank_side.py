@@ -16,6 +16,7 @@ from kvledger.mooncake.client import MooncakeClient
 from kvledger.mooncake.embedded import EmbeddedStore, list_keys, running_embedded
 from kvledger.mooncake.faults import Fault, FaultyStore, Gate
 from kvledger.protocol import Job, Kind, Ledger, Report, Result
+from kvledger.worker.fence import Fence
 from kvledger.worker.layout import CacheLayout
 from kvledger.worker.rank_side import RankSide, StepPlan
 
@@ -124,6 +125,13 @@ def test_staged_and_direct_objects_are_interchangeable(make_rank):
     direct.run(job(1, Kind.LOAD, [5, 6], [0, 1]))
     assert same_block(direct, 5, staged, 0)
     assert same_block(direct, 6, staged, 1)
+
+
+class NeverPassed:
+    """An event of a device that hangs."""
+
+    def query(self) -> bool:
+        return False
 
 
 class Pool:
@@ -408,6 +416,19 @@ class TestLoadFaults:
         while rank.side._lanes[Kind.LOAD].running is not None:
             rank.side.wait_idle(0.01)
         assert not any(t.any() for t in rank.caches.values())
+
+    @pytest.mark.parametrize(("kind", "mode"), [(Kind.STORE, "staged"), (Kind.STORE, "direct"), (Kind.LOAD, "staged")])
+    def test_a_device_that_never_passes_the_fence_fails_the_job_and_not_the_store(
+        self, make_rank, stored, monkeypatch, kind, mode
+    ):
+        rank = make_rank(transfer_mode=mode, transfer_timeout_s=0.2, breaker_failures=1)
+        names = {Kind.STORE: 99, Kind.LOAD: 2}
+        with monkeypatch.context() as hung:
+            hung.setattr("kvledger.worker.rank_side.record_fence", lambda device: Fence(NeverPassed()))
+            reports = rank.run(job(1, kind, [4], [names[kind]], reply_to="a"))
+        assert [(r.result, r.bad) for r in reports] == [(Result.FAILED, (0,))]
+        assert not any(t.any() for t in rank.caches.values())
+        assert [r.result for r in rank.run(job(2, Kind.LOAD, [4], [2]))] == [Result.DONE]
 
     def test_aborted_load_that_is_still_queued_is_dropped_and_answered(self, make_rank, stored):
         rank = make_rank()

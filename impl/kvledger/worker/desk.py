@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from kvledger.errors import StuckCopyError
 from kvledger.protocol import Job, Kind, RankLedger, RankSnapshot, Report, Result
 
 
@@ -72,10 +73,14 @@ class Desk:
         with self._changed:
             return self._ledger.drop_queued(kind)
 
-    def wait_over(self, job_id: int, timeout_s: float) -> bool:
+    def wait_over(self, job_id: int, timeout_s: float, copy_timeout_s: float) -> bool:
         """Wait until the job is reported, at most `timeout_s`; then give it up. False if it had to be given up.
 
-        A stage that is writing KV blocks at the deadline is waited for: it is a local copy and ends by itself.
+        A stage that is writing KV blocks at the deadline is waited for, because the blocks are not ours to give back
+        meanwhile: it is a local copy, and ends within milliseconds unless the device hangs.
+
+        Raises:
+            StuckCopyError: the local copy has not ended `copy_timeout_s` after the deadline.
         """
         deadline = time.monotonic() + timeout_s
         with self._changed:
@@ -83,6 +88,8 @@ class Desk:
                 left = deadline - time.monotonic()
                 if left <= 0 and (self._ledger.cancel(job_id) or self._ledger.give_up(job_id)):
                     return False
+                if left <= -copy_timeout_s:
+                    raise StuckCopyError(job_id, timeout_s + copy_timeout_s)
                 self._changed.wait(timeout=max(left, 0.01))
             return True
 

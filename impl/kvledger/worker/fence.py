@@ -4,9 +4,17 @@ On CUDA an event recorded on the compute stream when the job is handed over (nev
 which orders nothing). On CPU the forward has returned when vLLM hands the job over.
 """
 
+import time
 from typing import Any
 
 import torch
+
+_FIRST_PAUSE_S = 50e-6
+_LONGEST_PAUSE_S = 1e-3
+
+
+class FenceTimeoutError(RuntimeError):
+    """The GPU has not got as far as the fence in time; nothing was read or written behind it."""
 
 
 class Fence:
@@ -15,10 +23,25 @@ class Fence:
     def __init__(self, event: Any | None) -> None:
         self._event = event
 
-    def wait(self) -> None:
-        """Return when everything enqueued before the fence was recorded has run."""
-        if self._event is not None:
-            self._event.synchronize()
+    def wait(self, timeout_s: float) -> None:
+        """Return when everything enqueued before the fence was recorded has run.
+
+        Asks again and again instead of `synchronize`, which has no bound: a device that hangs must not keep the thread.
+
+        Raises:
+            FenceTimeoutError: not so within `timeout_s`.
+        """
+        if self._event is None:
+            return
+        deadline = time.monotonic() + timeout_s
+        pause = _FIRST_PAUSE_S
+        while not self._event.query():
+            if time.monotonic() >= deadline:
+                raise FenceTimeoutError(
+                    f"the device has not finished the step in {timeout_s} s (transfer_timeout_s); is it hung?"
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
 
 
 def record_fence(device: torch.device) -> Fence:

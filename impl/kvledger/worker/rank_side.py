@@ -112,6 +112,7 @@ class RankSide:
                 initial_s=self._settings.breaker_open_s,
                 max_s=60.0,
             ),
+            fence_timeout_s=self._settings.transfer_timeout_s,
         )
         device = layout.device
 
@@ -169,10 +170,16 @@ class RankSide:
             self._desk.cancel(job_id)
 
     def start_loads(self) -> None:
-        """`RankAccept` for the step's loads; waits for the synchronous ones (vLLM hook `start_load_kv`)."""
+        """`RankAccept` for the step's loads; waits for the synchronous ones (vLLM hook `start_load_kv`).
+
+        Raises:
+            StuckCopyError: a local copy into KV blocks does not end.
+        """
         jobs = self._accept(Kind.LOAD)
         for job in jobs:
-            if job.sync and not self._desk.wait_over(job.job_id, self._settings.load_timeout_s):
+            if job.sync and not self._desk.wait_over(
+                job.job_id, self._settings.load_timeout_s, self._settings.transfer_timeout_s
+            ):
                 logger.warning("job %d: synchronous load gave up after %s s", job.job_id, self._settings.load_timeout_s)
                 self._given_up.add(job.job_id)
 

@@ -18,7 +18,7 @@ from kvledger.mooncake.client import StoreClient
 from kvledger.mooncake.codes import Code, is_indeterminate, is_no_space, is_store_down
 from kvledger.protocol import Breaker, Job, Kind, Result
 from kvledger.worker.desk import Desk
-from kvledger.worker.fence import Fence
+from kvledger.worker.fence import Fence, FenceTimeoutError
 from kvledger.worker.layout import CacheLayout
 from kvledger.worker.staging import Slot, StagingArea
 
@@ -96,6 +96,7 @@ class Transfer:
         staging: StagingArea | None,
         batch_objects: int,
         breaker: Breaker,
+        fence_timeout_s: float,
     ) -> None:
         self._desk = desk
         self._client = client
@@ -105,19 +106,20 @@ class Transfer:
         self._staging = staging
         self._batch_objects = batch_objects
         self._breaker = breaker
+        self._fence_timeout_s = fence_timeout_s
 
     def run(self, job: Job, fence: Fence) -> None:
         """Run the job to its one exit."""
         outcome = Outcome(set(range(len(job.block_ids))), fence)
         try:
             if job.kind is Kind.STORE or self._staging is None:
-                fence.wait()
+                fence.wait(self._fence_timeout_s)
             self._go_on(job)
             if self._breaker.allow(time.monotonic()):
                 self._store(job, outcome) if job.kind is Kind.STORE else self._load(job, outcome)
         except GivenUpError:
             return
-        except NoSlotError as e:
+        except (NoSlotError, FenceTimeoutError) as e:  # not the store's fault
             logger.warning("job %d: %s", job.job_id, e)
         except Exception as e:  # noqa: BLE001 - the store's client may raise anything; a job must still be reported
             logger.warning("job %d: %s failed: %s: %.500s", job.job_id, job.kind.value, type(e).__name__, e)
@@ -194,7 +196,7 @@ class Transfer:
             codes = _whole(self._client.get(self._names(job, batch), pointers, sizes), len(batch))
             outcome.moving = any(c < 0 and is_indeterminate(c) for c in codes)
             if slot is not None:
-                outcome.fence.wait()  # an earlier step may still write the target blocks
+                outcome.fence.wait(self._fence_timeout_s)  # an earlier step may still write the target blocks
                 self._fill(job, blocks, codes, slot)
         return codes
 

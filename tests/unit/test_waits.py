@@ -1,0 +1,73 @@
+"""Every wait ends: what a hung device may hold up, and for how long."""
+
+import pickle
+import threading
+import time
+
+import pytest
+
+from kvledger.errors import StuckCopyError
+from kvledger.protocol import Job, Kind, RankLedger, Result
+from kvledger.worker.desk import Desk
+from kvledger.worker.fence import Fence, FenceTimeoutError
+
+
+class Event:
+    """A device event as `torch.cuda.Event` shows it: `query` says whether the device has passed it."""
+
+    def __init__(self, passed_after: int | None) -> None:
+        self.asked = 0
+        self._passed_after = passed_after
+
+    def query(self) -> bool:
+        self.asked += 1
+        return self._passed_after is not None and self.asked > self._passed_after
+
+
+def test_a_fence_that_the_device_never_passes_is_an_error_in_time():
+    with pytest.raises(FenceTimeoutError, match=r"0\.05 s .*transfer_timeout_s"):
+        Fence(Event(passed_after=None)).wait(0.05)
+
+
+def test_a_fence_is_waited_for_until_the_device_has_passed_it():
+    event = Event(passed_after=5)
+    Fence(event).wait(30)
+    assert event.asked == 6
+
+
+def test_without_an_event_there_is_nothing_to_wait_for():
+    Fence(None).wait(0.0)
+
+
+@pytest.fixture
+def running_load() -> Desk:
+    """A desk whose load 1 has been started by its thread."""
+    desk = Desk(RankLedger(rank=0, stuck_after_s=60, quarantine_s=60))
+    desk.accept(Job(job_id=1, kind=Kind.LOAD, generation=1, block_ids=(4,), hashes=(b"h",), sync=True))
+    started = desk.next_job(Kind.LOAD, lambda: False)
+    assert started is not None
+    return desk
+
+
+def test_a_synchronous_load_whose_copy_never_ends_is_an_error_in_time(running_load):
+    assert running_load.proceed(1, guarded=True)
+    begun = time.monotonic()
+    with pytest.raises(StuckCopyError, match=r"job 1: .*0\.3 s") as raised:
+        running_load.wait_over(1, timeout_s=0.1, copy_timeout_s=0.2)
+    assert time.monotonic() - begun >= 0.3
+    assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
+
+
+def test_a_copy_that_ends_after_the_deadline_counts(running_load):
+    assert running_load.proceed(1, guarded=True)
+    waiting = threading.Thread(target=lambda: (late.wait(30), running_load.finish(1, Result.DONE, ())))
+    late = threading.Event()
+    waiting.start()
+    threading.Timer(0.1, late.set).start()
+    assert running_load.wait_over(1, timeout_s=0.01, copy_timeout_s=30)
+    waiting.join(30)
+
+
+def test_a_load_that_writes_nothing_yet_is_given_up_at_the_deadline(running_load):
+    assert not running_load.wait_over(1, timeout_s=0.01, copy_timeout_s=30)
+    assert not running_load.proceed(1)
