@@ -109,7 +109,9 @@ class Settings:
     )
     # Behaviour: names of the in-tree connector's extra config.
     load_async: bool = _setting(
-        True, config_values.flag, "load while the request waits and others run; false: load before the step"
+        True,
+        config_values.flag,
+        "load while the request waits and others run; false: load before the step (staged, no async scheduling)",
     )
     lookup_async: bool = _setting(
         True, config_values.flag, "never wait for a lookup longer than lookup_wait_s (in-tree: false)"

@@ -89,6 +89,8 @@ class MooncakeLedgerConnector(KVConnectorBase_V1, SupportsHMA):
             logger.info("kvledger: kv_load_failure_policy set to 'recompute' (was %r)", config.kv_load_failure_policy)
             config.kv_load_failure_policy = "recompute"
         may_load = settings.enable_lookup and self._may_load()
+        if may_load:
+            self._check_pipeline(settings)
         lookups = None
         if may_load:
             lookups = LookupService(
@@ -115,6 +117,17 @@ class MooncakeLedgerConnector(KVConnectorBase_V1, SupportsHMA):
             return True
         logger.warning("kvledger: kv_role kv_producer does not load with asynchronous scheduling; use kv_both")
         return False
+
+    def _check_pipeline(self, settings: Settings) -> None:
+        """With two steps in flight core has scheduled the next one before it hears that a synchronous load failed; it
+        delivers tokens computed on what did not arrive (vLLM 0.32)."""
+        if not settings.load_async and self._vllm_config.max_concurrent_batches > 1:
+            raise ConfigError(
+                field="load_async",
+                value=False,
+                remedy="does not work with asynchronous scheduling or pipeline parallelism: core would use what a failed "
+                "load did not bring; set load_async to true, or start vLLM with --no-async-scheduling",
+            )
 
     def make_rank_side(self, settings: Settings, keys: KeySpace) -> RankSide:
         """The rank side; a subclass may return its own (tests)."""

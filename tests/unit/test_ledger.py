@@ -7,9 +7,7 @@ import pytest
 
 from kvledger.errors import ProtocolError
 from kvledger.protocol import Decline, Job, Ledger, Load, Report, Result
-
-BLOCKS = [10, 11, 12, 13, 14, 15, 16, 17]
-HASHES = [bytes([i]) * 8 for i in range(8)]
+from tests.support.ledgers import BLOCKS, HASHES, bad, done, store
 
 
 def make_ledger(*, num_ranks: int = 2, max_pinned_blocks: int = 100, max_store_attempts: int = 3) -> Ledger:
@@ -20,21 +18,6 @@ def make_ledger(*, num_ranks: int = 2, max_pinned_blocks: int = 100, max_store_a
         stall_timeout_s=10.0,
         retry_backoff_s=1.0,
     )
-
-
-def store(ledger: Ledger, request: str, storable: int, *, now: float = 0.0, blocks=BLOCKS, hashes=HASHES) -> Job:
-    job = ledger.emit_store(request, storable, blocks, hashes, now=now)
-    if job is None:
-        pytest.fail("expected a store job")
-    return job
-
-
-def done(job: Job, rank: int) -> Report:
-    return Report(job_id=job.job_id, rank=rank, result=Result.DONE)
-
-
-def bad(job: Job, rank: int, result: Result, *positions: int) -> Report:
-    return Report(job_id=job.job_id, rank=rank, result=result, bad=positions or tuple(range(len(job.block_ids))))
 
 
 class TestPins:
@@ -190,6 +173,21 @@ class TestRetry:
         assert ledger.wants_store("r", 3, 11.0)
         assert store(ledger, "r", 3, now=11.0).block_ids == (11,)
 
+    def test_pressure_with_nothing_to_issue_keeps_its_probe_and_moves_the_frontier(self):
+        ledger = make_ledger(num_ranks=1)
+        for r in "ab":
+            ledger.begin_generation(r)
+        first = store(ledger, "a", 1)
+        ledger.apply_report(bad(store(ledger, "a", 2), 0, Result.REFUSED), 0.0)
+
+        assert ledger.emit_store("b", 1, BLOCKS, HASHES, now=1.5) is None  # another open job stores this block
+        assert ledger.progress("b") == (1, (0,))
+        ledger.apply_report(done(first, 0), 1.6)
+        ledger.apply_report(bad(store(ledger, "a", 2, now=1.7), 0, Result.REFUSED), 1.8)
+        assert ledger.emit_store("b", 1, BLOCKS, HASHES, now=9.0) is None  # stored by now
+        assert ledger.progress("b") == (1, ())
+        assert store(ledger, "a", 2, now=9.0).block_ids == (11,)  # the probe is still there
+
     def test_given_up_after_the_configured_attempts(self):
         ledger = make_ledger(num_ranks=1, max_store_attempts=2)
         ledger.begin_generation("r")
@@ -228,14 +226,24 @@ class TestLoads:
 
         assert store(ledger, "r", 4).block_ids == (12, 13)
 
-    def test_recomputed_blocks_of_a_failed_async_load_are_stored(self):
+    def test_recomputed_blocks_of_a_failed_async_load_are_stored_and_those_that_arrived_are_not(self):
         ledger = make_ledger(num_ranks=1)
         ledger.begin_generation("r")
         job = self.load(ledger, "r")
         ledger.apply_report(bad(job, 0, Result.FAILED, 1), 0.0)
 
         assert ledger.load_state("r") is Load.FAILED
-        assert store(ledger, "r", 2).block_ids == (10, 11)
+        assert store(ledger, "r", 2).block_ids == (11,)
+
+    def test_refused_load_uses_up_no_job_id(self):
+        ledger = make_ledger(num_ranks=1)
+        ledger.begin_generation("r")
+        job = self.load(ledger, "r")
+        with pytest.raises(ProtocolError, match="pending"):
+            self.load(ledger, "r")
+
+        ledger.begin_generation("r")
+        assert self.load(ledger, "r").job_id == job.job_id + 1
 
     def test_failed_sync_load_taints_its_generation_and_whoever_shares_the_blocks(self):
         ledger = make_ledger(num_ranks=1)

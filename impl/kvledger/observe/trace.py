@@ -8,13 +8,15 @@ run goes on.
 | event | fields |
 | --- | --- |
 | `Header` | `version`, `ranks`, `blocks`, `block_size`, `max_pinned`, `max_attempts` |
-| `BeginGeneration` | `req`, `gen`, `table` (block ids at admission), `external` (tokens that core accepted to load) |
+| `BeginGeneration` | `req`, `gen`, `table` (block ids at admission), `hashes` (of its named blocks), `external` (tokens to load) |
 | `EndGeneration` | `req`, `gen`, `why` (preempted, finished) |
+| `EndRequest` | `req`: it ended without a generation (it waited, or was preempted) |
 | `EmitLoad` | `req`, `gen`, `job`, `blocks`, `names` (hashes of these blocks), `sync` |
-| `EmitStore` | `req`, `gen`, `storable`; `table`, `hashes` up to there; `job` (or null), `blocks`, `names`; `frontier`, `retry` |
-| `ApplyReport` | `job`, `rank`, `result`, `bad` (positions); if it settles the job: `retry` of its request |
-| `Forget` | `names` (hashes that a lookup or a load did not find) |
+| `EmitStore` | `req`, `gen`, `storable`; `table`, `hashes`; `job` (or null), `blocks`, `names`; `frontier`, `retry` |
+| `ApplyReport` | `job`, `rank`, `result`, `bad` (positions); if it settles the job: `retry` of its request, `tainted` (requests) |
 | `Release` | `job`, `blocks` (tail first) |
+| `Forget` | `names` (hashes that a lookup or a load did not find) |
+| `EvictTainted` | `job`, `req`, `blocks` (that rest on a failed synchronous load and leave vLLM's prefix cache) |
 | `Reset` | `epoch`, `loading` (requests whose load goes on) |
 """
 
@@ -26,7 +28,7 @@ from typing import IO, Any
 
 logger = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2
 
 
 class TraceRecorder:

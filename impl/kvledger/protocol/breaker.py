@@ -40,8 +40,3 @@ class Breaker:
         if self._closed_at is not None:
             self._delay_s = min(self._delay_s * 2, self._max_s)
         self._closed_at = now + self._delay_s
-
-    @property
-    def is_open(self) -> bool:
-        """Whether failures currently hold work back."""
-        return self._closed_at is not None

@@ -97,7 +97,7 @@ class Ledger:
         self._known = KnownHashes(KNOWN_HASHES)
         self._trackers: dict[str, Tracker] = {}
         self._open: dict[int, OpenJob] = {}
-        self._storing: Counter[bytes] = Counter()
+        self._storing: set[bytes] = set()  # hashes that open store jobs write, each in one job only
         self._sync_targets: dict[int, int] = {}  # block id -> synchronous load job that still fills it
         self._retired: OrderedDict[int, None] = OrderedDict()
         self._next_job = 1
@@ -153,7 +153,7 @@ class Ledger:
         """
         tracker = self._tracker(request_id, "EmitLoad")
         job = self._make_job(Kind.LOAD, tracker, block_ids, hashes, reply_to="" if sync else request_id, sync=sync)
-        tracker.move_load("EmitLoad", job.job_id)
+        tracker.move_load("EmitLoad")
         tracker.load_job = job.job_id
         if sync:
             self._sync_targets.update(dict.fromkeys(job.block_ids, job.job_id))
@@ -201,9 +201,8 @@ class Ledger:
         if not tracker.may_store:
             self._declined[Decline.TAINTED if tracker.load is Load.TAINTED else Decline.LOAD_PENDING] += 1
             return None
-        if self._pressure.is_open and not self._has_candidate(tracker, storable, hashes, now):
-            return None  # do not spend the probe on nothing
-        if not self._pressure.allow(now):
+        # asked only if there is a block to issue: a probe is not spent on nothing
+        if self._has_candidate(tracker, storable, hashes, now) and not self._pressure.allow(now):
             self._declined[Decline.BACKOFF] += 1
             return None
         chosen = self._choose(tracker, storable, block_ids, hashes, now)
@@ -224,21 +223,21 @@ class Ledger:
     def _redundant(self, h: bytes) -> Decline | None:
         if h in self._known:
             return Decline.KNOWN
-        return Decline.IN_FLIGHT if self._storing[h] else None
+        return Decline.IN_FLIGHT if h in self._storing else None
+
+    def _candidates(self, tracker: Tracker, storable: int, now: float) -> list[int]:
+        """Indices to look at: due retries, then from the frontier on; `storable` can shrink below both (failed load)."""
+        return [i for i in [*tracker.due(now), *range(tracker.frontier, storable)] if i < storable]
 
     def _has_candidate(self, tracker: Tracker, storable: int, hashes: Sequence[bytes], now: float) -> bool:
-        indices = [*tracker.due(now), *range(tracker.frontier, storable)]
-        return any(i < storable and self._redundant(hashes[i]) is None for i in indices)
+        return any(self._redundant(hashes[i]) is None for i in self._candidates(tracker, storable, now))
 
     def _choose(
         self, tracker: Tracker, storable: int, block_ids: Sequence[int], hashes: Sequence[bytes], now: float
     ) -> list[int]:
-        """Indices to issue now, in table order: due retries, then from the frontier on; advances the frontier."""
+        """Indices to issue now, in table order; advances the frontier."""
         chosen: list[int] = []
-        frontier = tracker.frontier
-        for i in [*tracker.due(now), *range(frontier, max(storable, frontier))]:
-            if i >= storable:
-                continue
+        for i in self._candidates(tracker, storable, now):
             reason = self._redundant(hashes[i])
             if reason is None and not self._pins.fits(len(chosen), block_ids[i]):
                 self._declined[Decline.BUDGET] += 1
@@ -263,7 +262,8 @@ class Ledger:
         reply_to: str = "",
         sync: bool = False,
     ) -> Job:
-        job = Job(
+        """The next job. Its id is spent only when it is admitted, so that a refusal changes nothing."""
+        return Job(
             job_id=self._next_job,
             kind=kind,
             generation=tracker.generation,
@@ -273,12 +273,11 @@ class Ledger:
             reply_to=reply_to,
             sync=sync,
         )
-        self._next_job += 1
-        return job
 
     def _admit(self, job: Job, request_id: str, indices: tuple[int, ...], now: float) -> None:
         if job.kind is Kind.STORE and self._pins.snapshot().jobs == 1:
             self._progress_at = now  # the first pins of a busy period; later ones do not hide a stall
+        self._next_job = job.job_id + 1
         self._open[job.job_id] = OpenJob(job, request_id, indices, set(self._ranks))
 
     # -- reports -----------------------------------------------------------
@@ -349,10 +348,7 @@ class Ledger:
 
     def _store_settled(self, entry: OpenJob, current: Tracker | None, now: float) -> None:
         job = entry.job
-        for h in job.hashes:
-            self._storing[h] -= 1
-            if not self._storing[h]:
-                del self._storing[h]
+        self._storing.difference_update(job.hashes)
         if job.epoch == self._epoch:
             self._known.add(h for p, h in enumerate(job.hashes) if p not in entry.bad)
         if entry.result is Result.DONE:
@@ -374,9 +370,9 @@ class Ledger:
         """Settle a load; the requests that rest on it although it failed (synchronous loads)."""
         job, ok = entry.job, not entry.bad
         if current is not None:
-            current.move_load("Loaded" if ok else "Taint" if job.sync else "LoadFailed", job.job_id)
-        if ok and job.epoch == self._epoch:
-            self._known.add(job.hashes)
+            current.move_load("Loaded" if ok else "Taint" if job.sync else "LoadFailed")
+        if job.epoch == self._epoch:
+            self._known.add(h for p, h in enumerate(job.hashes) if p not in entry.bad)
         if not job.sync:
             return ()
         self._sync_targets = {b: j for b, j in self._sync_targets.items() if j != job.job_id}
@@ -384,7 +380,7 @@ class Ledger:
         for tracker in sharers.values():
             tracker.waits_for.discard(job.job_id)
             if not ok:
-                tracker.move_load("Taint", job.job_id)
+                tracker.move_load("Taint")
         if ok:
             return ()
         return (*sharers, *([entry.request_id] if current is not None else []))
@@ -433,9 +429,9 @@ class Ledger:
         """
         self._epoch = epoch
         self._known.clear()
-        kept = {r: t for r, t in self._trackers.items() if t.load is Load.PENDING}
+        kept = {r: t for r, t in self._trackers.items() if t.load_job in self._open}
         for tracker in kept.values():
-            tracker.move_load("Taint", tracker.load_job)
+            tracker.move_load("Taint")
         self._trackers = kept
         return set(kept)
 

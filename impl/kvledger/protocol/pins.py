@@ -1,8 +1,8 @@
 """Pins: which job holds a block-pool reference on which blocks.
 
 What may live here: the table and its counts. Model: the variable `pins`; actions `EmitStore` (pin) and
-`ApplyReport` (unpin). Invariants: a job pins once and unpins once; `count(b)` is the number of open jobs that
-pinned `b`; the number of distinct pinned blocks never exceeds `max_blocks`.
+`ApplyReport` (unpin). Invariants: a job pins once and unpins once; `blocks()` counts for each block the open jobs that
+pinned it; the number of distinct pinned blocks never exceeds `max_blocks`.
 """
 
 from collections.abc import Iterable
@@ -76,10 +76,6 @@ class PinTable:
             else:
                 del self._count[b]
         return blocks[::-1]
-
-    def count(self, block_id: int) -> int:
-        """References that our jobs hold on `block_id`."""
-        return self._count.get(block_id, 0)
 
     def blocks(self) -> Iterable[tuple[int, int]]:
         """(block id, our references) for every pinned block."""

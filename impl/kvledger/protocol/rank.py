@@ -107,6 +107,7 @@ class RankLedger:
             return False
         self._move(entry, "RankQuarantine")
         entry.until = now + self._quarantine_s
+        entry.guarded = False  # the bound ends a quarantine, whatever stage came before
         entry.bad = bad
         return True
 

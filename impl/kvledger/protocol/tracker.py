@@ -50,7 +50,7 @@ class Tracker:
     waits_for: set[int] = field(default_factory=set)
     """Synchronous load jobs of *other* generations that this one computes on (shared prefix, same step)."""
 
-    def move_load(self, action: str, job_id: int | None = None) -> None:
+    def move_load(self, action: str) -> None:
         """Advance the load's life by the table.
 
         Raises:
@@ -58,7 +58,7 @@ class Tracker:
         """
         new = LOAD_LIFE.get((self.load, action))
         if new is None:
-            raise ProtocolError(f"load is {self.load.value}", job_id=job_id, action=action)
+            raise ProtocolError(f"the load of generation {self.generation} is {self.load.value}", action=action)
         self.load = new
 
     @property

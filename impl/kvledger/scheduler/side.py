@@ -215,12 +215,13 @@ class SchedulerSide:
             ProtocolError: tokens to load without a lookup that offered them.
         """
         asked = self._asked.pop(request.request_id, None)
-        if not self._admissions.is_current(request):
+        # Nothing computed: a first admission, or one after a load of which nothing arrived (vLLM has freed its blocks).
+        if not self._admissions.is_current(request) or request.num_computed_tokens == 0:
             self._admissions.begin(request)
             generation = self._ledger.begin_generation(request.request_id)
             self._saving[request.request_id] = None
             if self._trace is not None:
-                fields = {"table": list(block_ids), "external": num_external_tokens}
+                fields = {"external": num_external_tokens, **self._known_table(request, block_ids)}
                 self._trace.record("BeginGeneration", req=request.request_id, gen=generation, **fields)
         if num_external_tokens <= 0:
             return
@@ -306,16 +307,24 @@ class SchedulerSide:
             if self._plan.hashes_per_block == 1
             else self._plan.block_hashes(request.block_hashes, 0, storable)
         )
+        before = self._ledger.progress(request.request_id) if self._trace is not None else None
         job = self._ledger.emit_store(request.request_id, storable, table[0], hashes, now=now)
         if self._trace is not None:
-            fields = {"storable": storable, "table": table[0][:storable], **_fields(job)}
-            fields["hashes"] = [short(h) for h in hashes[:storable]]
-            fields.setdefault("gen", self._ledger.generation(request.request_id))
-            fields["frontier"], fields["retry"] = self._ledger.progress(request.request_id)
-            self._trace.record("EmitStore", req=request.request_id, **fields)
+            after = self._ledger.progress(request.request_id)
+            if job is not None or after != before:  # not while the store is left alone, step after step
+                fields = {"storable": storable, **self._known_table(request, table[0]), **_fields(job)}
+                fields.setdefault("gen", self._ledger.generation(request.request_id))
+                fields["frontier"], fields["retry"] = after
+                self._trace.record("EmitStore", req=request.request_id, **fields)
         if job is not None:
             self._pin(job)
         return job
+
+    def _known_table(self, request: "Request", block_ids: Sequence[int]) -> dict[str, Any]:
+        """A block table as it stands in a recording, with the hashes of those of its blocks that have one."""
+        named = min(len(block_ids), len(request.block_hashes) // self._plan.hashes_per_block)
+        hashes = self._plan.block_hashes(request.block_hashes, 0, named)
+        return {"table": list(block_ids), "hashes": list(map(short, hashes))}
 
     def _pin(self, job: Job) -> None:
         """Take the block-pool references that the ledger has noted for the job."""
@@ -332,6 +341,7 @@ class SchedulerSide:
                 fields = {"rank": report.rank, "result": report.result.name, "bad": list(report.bad)}
                 if settled is not None:
                     fields["retry"] = self._ledger.progress(settled.request_id)[1]
+                    fields["tainted"] = settled.tainted
                 self._trace.record("ApplyReport", job=report.job_id, **fields)
             if settled is not None:
                 self._settle(settled)
@@ -359,6 +369,9 @@ class SchedulerSide:
         for request_id in settled.tainted:
             table = self.block_table(request_id)
             first = next((i for i, b in enumerate(table) if b in lost), len(table))
+            if self._trace is not None:
+                fields = {"req": request_id, "blocks": list(table[first:])}
+                self._trace.record("EvictTainted", job=settled.job.job_id, **fields)
             self.pool.evict_blocks(set(table[first:]))
 
     def _forget(self, hashes: Sequence[bytes]) -> None:
@@ -377,6 +390,8 @@ class SchedulerSide:
             if load is not None:
                 self._cancelled.append(load)
             self._end_generation(request.request_id, "finished")
+        elif self._trace is not None:
+            self._trace.record("EndRequest", req=request.request_id)
         self._asked.pop(request.request_id, None)
         self._failed_hits.discard(request.request_id)
 

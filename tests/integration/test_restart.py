@@ -1,0 +1,61 @@
+"""A load of which nothing arrives: vLLM frees its blocks and admits the request anew, from zero. A new generation."""
+
+from collections.abc import Iterator
+
+import pytest
+from vllm.v1.request import RequestStatus
+
+from kvledger.mooncake.embedded import EmbeddedStore, running_embedded
+from kvledger.mooncake.faults import Fault, Gate
+from tests.support.engine import Engine, make_engine
+
+PROMPT = list(range(100, 120))
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory) -> Iterator[EmbeddedStore]:
+    with running_embedded(tmp_path_factory.mktemp("store"), 64 << 20) as running:
+        yield running
+
+
+@pytest.fixture
+def loading(store, tmp_path, request) -> Iterator[tuple[Engine, Gate]]:
+    """An engine whose request "a" waits for a load that is held, and will fail for every block."""
+    facts = {"cache_prefix": request.node.name}
+    cold = make_engine(tmp_path / "model", store, **facts)
+    cold.add("a", PROMPT)
+    cold.run_to_idle()
+    cold.close()
+    engine = make_engine(tmp_path / "model", store, **facts)
+    held = Gate()
+    engine.ranks[0].connector.store.add(Fault(operation="get", gate=held, code=-704))
+    engine.add("a", PROMPT)
+    engine.run(lambda: engine.requests["a"].status is RequestStatus.WAITING_FOR_REMOTE_KVS)
+    yield engine, held
+    held.open()
+    engine.close()
+
+
+def generation(engine: Engine) -> int | None:
+    return engine.connector.scheduler_side._ledger.generation("a")
+
+
+def test_the_request_is_a_new_generation(loading):
+    engine, held = loading
+    first = generation(engine)
+    held.open()
+    engine.run(lambda: engine.requests["a"].status is RequestStatus.RUNNING)
+    assert generation(engine) == first + 1
+    engine.run_to_idle()
+    engine.assert_right()
+
+
+def test_it_stores_again_although_a_reset_tainted_the_load(loading):
+    """The load's bytes would have been older than the reset; none of them arrived, and all is computed anew."""
+    engine, held = loading
+    assert engine.scheduler.reset_prefix_cache(reset_connector=True) is False
+    before = set(engine.stored_keys())
+    held.open()
+    engine.run_to_idle()
+    engine.assert_right()
+    assert len(set(engine.stored_keys()) - before) == len(PROMPT) // engine.block_size

@@ -1,0 +1,56 @@
+"""Ledgers, jobs and reports for the protocol's unit tests."""
+
+import pytest
+
+from kvledger.protocol import Job, Ledger, Report, Result
+
+BLOCKS = [10, 11, 12, 13, 14, 15, 16, 17]
+HASHES = [bytes([i]) * 8 for i in range(8)]
+OTHER_BLOCKS = [20, 21, 22, 23]
+OTHER_HASHES = [bytes([i]) * 8 for i in range(20, 24)]
+
+
+def make_ledger(
+    *requests: str, num_ranks: int = 1, max_pinned_blocks: int = 100, max_store_attempts: int = 3
+) -> Ledger:
+    """A ledger with a stall timeout of 10 s and a backoff of 1 s; the named requests have a generation."""
+    ledger = Ledger(
+        num_ranks=num_ranks,
+        max_pinned_blocks=max_pinned_blocks,
+        max_store_attempts=max_store_attempts,
+        stall_timeout_s=10.0,
+        retry_backoff_s=1.0,
+    )
+    for request in requests:
+        ledger.begin_generation(request)
+    return ledger
+
+
+def store(ledger: Ledger, request: str, storable: int, *, now: float = 0.0, blocks=BLOCKS, hashes=HASHES) -> Job:
+    """A store job; the test fails if there is none."""
+    job = ledger.emit_store(request, storable, blocks, hashes, now=now)
+    if job is None:
+        pytest.fail("expected a store job")
+    return job
+
+
+def nothing_to_store(
+    ledger: Ledger, request: str, storable: int, *, now: float = 0.0, blocks=BLOCKS, hashes=HASHES
+) -> bool:
+    """Whether the ledger issues nothing."""
+    return ledger.emit_store(request, storable, blocks, hashes, now=now) is None
+
+
+def load(ledger: Ledger, request: str, *, sync: bool = False, blocks=BLOCKS[:2], hashes=HASHES[:2]) -> Job:
+    """A load job on two blocks."""
+    return ledger.emit_load(request, blocks, hashes, sync=sync, now=0.0)
+
+
+def done(job: Job, rank: int = 0) -> Report:
+    """The rank's report that all is well."""
+    return Report(job_id=job.job_id, rank=rank, result=Result.DONE)
+
+
+def bad(job: Job, rank: int, result: Result, *positions: int) -> Report:
+    """The rank's report that these positions (none named: all) went wrong."""
+    return Report(job_id=job.job_id, rank=rank, result=result, bad=positions or tuple(range(len(job.block_ids))))
