@@ -8,6 +8,7 @@ EXTENDS MooncakeStoreProps
 
 (* Prompts.  Hashes chain, so two prompts share exactly their common prefix.  The last block of a prompt is never a hit. *)
 ShortPrompts == {<<"a">>, <<"c">>}               \* one block each, nothing shared, nothing to hit
+ShortPrompt == {<<"a">>}
 SharedPrompts == {<<"a", "b">>, <<"a", "c">>}    \* share their first block
 OnePrompt == {<<"a", "b">>}
 TwoPrompts == {<<"a", "b">>, <<"c", "d">>}       \* two blocks each, nothing shared
@@ -66,9 +67,9 @@ Never_HitOnPinnedBlock ==       \* a block held by pins alone is taken as a pref
   \A b \in Pinned : \A r \in Reqs : b \in Range(tbl[r]) => \E j \in Live : b \in led[j].held /\ job[j].req = r
 Never_SharedPinned == \A b \in Pinned : ref[b] - PinsOn(b) < 2
 Never_SameStepResume == [][\A r \in Reqs : r \in preempted => rst'[r] # "running"]_vars
-Never_Retried == \A j \in Live, r \in Reqs : trk[r].att > 0 /\ StoreOf(j) => trk[r].gen # job[j].gen
+Never_Retried == \A j \in Live, r \in Reqs : trk[r].att # NoTries /\ StoreOf(j) => trk[r].gen # job[j].gen
 Never_BudgetWaits == \A r \in Reqs : rst[r] = "running" => trk[r].front >= full[r]
-Never_SkippedInFlight == \A r \in Reqs : trk[r].att > 0 \/ trk[r].retry = {}
+Never_SkippedInFlight == \A r \in Reqs : trk[r].att # NoTries \/ trk[r].retry = {}
 Never_ReportReplayed == \A s \in InFlight : \A x \in pipe[s].rep : rk[x[1]][x[2]].st # "gone"
 Never_TwoStepsInFlight == Cardinality({s \in InFlight : pipe[s].wr # {}}) < 2
 Never_FreedWhileInFlight == \A s \in InFlight : \A x \in pipe[s].wr : ref[x[1]] > 0
@@ -76,6 +77,17 @@ Never_PolledBeforeAccepted == \A k \in Ranks : polled[k] <= hooked[k]
 Never_LoadPartlyFailed == \A r \in Reqs : ~(rst[r] = "running" /\ nohit[r] /\ full[r] = 1 /\ trk[r].load = "failed")
 Never_LoadRestarted == \A r \in Reqs : ~(rst[r] = "waiting" /\ nohit[r])
 Never_AbortedWhileLoading == \A r \in Reqs : rst[r] # "zombie"
+Never_LoadFailsOnOneRank ==
+  ~\E j \in Live, k1, k2 \in Ranks : ~StoreOf(j) /\ rk[k1][j].st = "ready" /\ rk[k1][j].bad # {}
+                                     /\ rk[k2][j].st = "ready" /\ rk[k2][j].bad = {}
+Never_LateBytesOnOneRank == ~\E j \in Live, k1, k2 \in Ranks : ~StoreOf(j) /\ rk[k1][j].st = "gone" /\ rk[k2][j].st = "quar"
+Never_HalfHit ==
+  [][\A r \in Reqs, k1, k2 \in Ranks : rst[r] = "waiting" /\ rst'[r] = "running" /\ ~nohit[r] /\ InFlight = {} =>
+       ~(store[k1][KeyOf(rp[r][1], epoch)] # NoObj /\ store[k2][KeyOf(rp[r][1], epoch)] = NoObj)]_vars
+Never_MadeRoom == owed = 0
+Never_RecomputedInPlace ==
+  \A t \in dma : \A x \in job[t[2]].items : x[1] = t[3] /\ StoreOf(t[2]) =>
+    ~\E s \in InFlight : s > fwd[t[1]] /\ \E w \in pipe[s].wr : w[1] = x[2]
 Never_EvictedUnderLoad ==
   \A t \in dma : \A x \in job[t[2]].items : ~StoreOf(t[2]) /\ x[1] = t[3] => store[t[1]][Key(t[2], x)] # NoObj
 Never_SyncTargetShared == \A b \in SyncTargets : ref[b] < 2

@@ -20,8 +20,9 @@ ReportersByRequest(j) ==    \* a report counts for the request's latest job
   {k \in Ranks : \E i \in JobIds : <<k, i>> \in pipe[1].rep /\ job[i].req = job[j].req /\
                                    j = Max({x \in Live : job[x].req = job[j].req})}
 CompleteAtFirst(j) == j \in Live /\ Count(j) >= 1
+BadOfLastToReport(j) == UNION {rk[k][j].bad : k \in Heard(j)}
 HeardAgain(j) == IF j \in Live THEN Reporters(j) ELSE {}
-AnyOfRequest(j, t) == \E r \in Reqs : trk[r] = t /\ job[j].req = r
+AnyOfRequest(j, t) == t.gen # 0 /\ \E r \in Reqs : trk[r] = t /\ job[j].req = r
 ForgetTracker(x, t, g) == IF x \in preempted THEN NoTrk ELSE t
 
 (* what is storable *)
@@ -53,6 +54,7 @@ TakeAndKeep(k) ==
 
 (* loads *)
 SyncGivenUp(k, s) == \A j \in pipe[s].jobs : job[j].sync => rk[k][j].st \in {"quar", "ready", "sent", "gone"}
+FailedButTrusted(t, sync, g) == [t EXCEPT !.load = IF g THEN "none" ELSE "failed"]
 HitDespiteFailure(r, p, l) ==
   IF ~LoadsAllowed \/ nextJob > MaxJob THEN 0
   ELSE MaxOr({n \in 1..(Len(p) - 1 - l) : \A i \in (l + 1)..(l + n) : InStore(p[i])}, 0)

@@ -27,9 +27,9 @@ EXTENDS MooncakeStoreLedger
 (* BuildMeta: the common end of every schedule() that gives request r something to do.  Nothing of another thread
    can come between schedule() and build_connector_meta, so both are one step of the model.
      t tracker of r, T block table, p prompt, n full blocks after the step, new blocks that gained an owner,
-     wr/rd what the forward writes and reads, ld/sync a load to emit.                                          *)
-Emitted(r, t, T, p, n, ld, sync) ==
-  IF ld # {} THEN EmitLoad(r, t, ld, sync) ELSE EmitStore(r, t, T, p, Storable(t, T, n))
+     wr/rd what the forward writes and reads, ld/sync a load to emit, K what is believed stored after the lookup. *)
+Emitted(r, t, T, p, n, ld, sync, K) ==
+  IF ld # {} THEN EmitLoad(r, t, ld, sync) ELSE EmitStore(r, t, T, p, Storable(t, T, n), K)
 Send(J) ==
   /\ nextJob' = nextJob + Bit(J # NoJob)
   /\ job' = IF J = NoJob THEN job ELSE [job EXCEPT ![nextJob] = J]
@@ -40,17 +40,17 @@ Push(r, wr, rd, J) ==
   pipe' = [pipe EXCEPT ![Cardinality(InFlight) + 1] =
             [on |-> TRUE, req |-> r, wr |-> wr, rd |-> rd, rep |-> {},
              jobs |-> IF J = NoJob THEN {} ELSE {nextJob}]]
-BuildMeta(r, t, T, p, n, new, wr, rd, ld, sync) ==
+BuildMeta(r, t, T, p, n, new, wr, rd, ld, sync, K) ==
   LET t1 == EndGeneration(r, t, t.gen)
-      J == Emitted(r, t1, T, p, n, ld, sync)
-      t2 == IF J.kind = "load" THEN t1 ELSE AfterEmit(t1, T, p, Storable(t1, T, n))
+      J == Emitted(r, t1, T, p, n, ld, sync, K)
+      t2 == IF J.kind = "load" THEN t1 ELSE AfterEmit(t1, T, p, Storable(t1, T, n), K)
   IN /\ Send(J)
      /\ Push(r, wr, rd, J)
      /\ ref' = [b \in Blocks |-> ref[b] + Bit(b \in new) + Bit(b \in Pins(J))]
      /\ trk' = [x \in Reqs |-> IF x = r THEN t2 ELSE EndGeneration(x, trk[x], rgen[x])]
      /\ tbl' = [tbl EXCEPT ![r] = T]
      /\ full' = [full EXCEPT ![r] = n]
-     /\ preempted' = {} /\ owed' = 0
+     /\ preempted' = {} /\ owed' = 0 /\ known' = K
      /\ UNCHANGED <<calm, epoch, hooked, polled, fwd, rk, mem, dma, store, rp>>
 
 Allocatable(B) == B                           \* narrow models: only the lowest free block, for blocks are alike
@@ -72,9 +72,9 @@ Compute(r, b, part) ==
   /\ LET i == full[r] + 1 IN
      /\ IF tbl[r][i] = 0 THEN b \in Allocatable(FreeBlocks) ELSE b = tbl[r][i] /\ ~part
      /\ BuildMeta(r, trk[r], [tbl[r] EXCEPT ![i] = b], rp[r], IF part THEN full[r] ELSE i, {b} \ {tbl[r][i]},
-                  Wr(b, rp[r][i], part), Rd(tbl[r], rp[r], full[r]), {}, FALSE)
+                  Wr(b, rp[r][i], part), Rd(tbl[r], rp[r], full[r]), {}, FALSE, known)
      /\ cached' = Index(b, IF part THEN NoHash ELSE rp[r][i])
-  /\ UNCHANGED <<rst, rgen, known, nohit>>
+  /\ UNCHANGED <<rst, rgen, nohit>>
 
 (* Admission of a waiting request: the local prefix l, whose blocks become shared, then new blocks f. *)
 HitBlock(h) == Min({b \in Blocks : cached[b] = h})
@@ -82,7 +82,6 @@ Hits(p, l) == {HitBlock(p[i]) : i \in 1..l}
 NewTable(p, l, f) == [i \in Idx |-> IF i <= l THEN HitBlock(p[i]) ELSE IF i \in DOMAIN f THEN f[i] ELSE 0]
 CanAdmit(r) == Room /\ owed = 0 /\ rst[r] = "waiting"
 Admit(r, st) == rst' = [rst EXCEPT ![r] = st] /\ rgen' = [rgen EXCEPT ![r] = FreshGen]
-Relearn(p, l) == known' = IF SyncLoads = {} THEN known ELSE known \ Missed(p, l)
 
 (* ACTION  AdmitCompute(r, b, part)       WHO core, then kvledger's scheduler side
    CODE    schedule(): get_num_new_matched_tokens, allocate_slots, update_state_after_alloc(.., 0),
@@ -96,9 +95,8 @@ AdmitCompute(r, b, part) ==
          T == NewTable(p, l, [i \in {l + 1} |-> b])
      IN /\ b \in Allocatable(FreeBlocks \ Hits(p, l))
         /\ BuildMeta(r, BeginGeneration(FreshGen, "none"), T, p, IF part THEN l ELSE l + 1, Hits(p, l) \cup {b},
-                     Wr(b, p[l + 1], part), Rd(T, p, l), {}, FALSE)
+                     Wr(b, p[l + 1], part), Rd(T, p, l), {}, FALSE, Relearned(r, p, l))
         /\ cached' = Index(b, IF part THEN NoHash ELSE p[l + 1])
-        /\ Relearn(p, l)
   /\ Admit(r, "running")
   /\ UNCHANGED nohit
 
@@ -114,9 +112,8 @@ AdmitLoad(r, n) ==
      IN /\ n <= ExternalHit(r, p, l)
         /\ \E f \in Injections((l + 1)..(l + n), FreeBlocks \ Hits(p, l)) :
              /\ BuildMeta(r, BeginGeneration(FreshGen, "pending"), NewTable(p, l, f), p, l, Hits(p, l) \cup Vals(f),
-                          {}, {}, {<<i, f[i], p[i]>> : i \in DOMAIN f}, FALSE)
+                          {}, {}, {<<i, f[i], p[i]>> : i \in DOMAIN f}, FALSE, Relearned(r, p, l))
              /\ cached' = [b \in Blocks |-> IF b \in Vals(f) THEN NoHash ELSE cached[b]]
-        /\ Relearn(p, l)
   /\ Admit(r, "loading")
   /\ UNCHANGED nohit
 
@@ -133,10 +130,9 @@ AdmitSyncLoad(r, n) ==
         /\ \E f \in Injections((l + 1)..c, FreeBlocks \ Hits(p, l)) :
              /\ BuildMeta(r, BeginGeneration(FreshGen, "pending"), NewTable(p, l, f), p, c, Hits(p, l) \cup Vals(f),
                           Wr(f[c], p[c], FALSE), Rd(NewTable(p, l, f), p, l + n),
-                          {<<i, f[i], p[i]>> : i \in (l + 1)..(l + n)}, TRUE)
+                          {<<i, f[i], p[i]>> : i \in (l + 1)..(l + n)}, TRUE, Relearned(r, p, l))
              /\ cached' = [b \in Blocks |-> IF b \in Vals(f) THEN Indexed(p[CHOOSE i \in DOMAIN f : f[i] = b])
                                            ELSE cached[b]]
-        /\ Relearn(p, l)
   /\ Admit(r, "running")
   /\ UNCHANGED nohit
 

@@ -9,15 +9,24 @@ EXTENDS MooncakeStore
 (* SAFETY *)
 
 (* No memory is given away while a transfer uses it: a block that is being read by a store, or written by a load,
-   is neither free nor in the block table of a request to which it means something else.  (A request that was truncated
-   by a failed sync load may recompute the same block in place, with the same bytes: that is no other meaning.)        *)
-Shared(b, h) == \A r \in Reqs, i \in Idx : tbl[r][i] = b => rp[r][i] = h
+   is neither free nor in the block table of a request to which it means something else, nor to be computed by one.
+   One exception (finding F10): a request that a failed sync load has truncated still has the blocks behind its end, and
+   computes them again in place; others may be storing them by then.                                                  *)
+Shared(b, h) == \A r \in Reqs, i \in Idx : tbl[r][i] = b => rp[r][i] = h /\ (i <= full[r] \/ trk[r].load = "tainted")
 PinnedNotFreed ==
   \A t \in dma : \A x \in job[t[2]].items : x[1] = t[3] =>
     /\ ref[x[2]] > 0
     /\ IF job[t[2]].kind = "load" /\ ~job[t[2]].sync
        THEN \A r \in Reqs : x[2] \in Range(tbl[r]) => r = job[t[2]].req
        ELSE Shared(x[2], x[3])
+
+(* No forward that a rank has still to run writes into a block while a transfer of that rank uses it: not one that a load
+   fills, and one that a store reads only with the same bytes (finding F10 again).                                    *)
+NotOverwritten ==
+  \A t \in dma : \A x \in job[t[2]].items : x[1] = t[3] =>
+    \A s \in InFlight : s > fwd[t[1]] =>
+      \A w \in pipe[s].wr : w[1] = x[2] => /\ job[t[2]].kind = "store" /\ w[2] = x[3]
+                                          /\ trk[pipe[s].req].load = "tainted"
 
 (* The store never holds wrong bytes: whatever lies under a key is what a correct computation gives for that hash with
    the weights of the key's epoch.                                                                                 *)
@@ -62,7 +71,7 @@ NeverWaitsInVain ==
 (* A report of an older generation changes nothing for the generation that follows it: retries grow only by a job
    that this very generation has issued.                                                                         *)
 OldGenerationHarmless ==
-  [][\A r \in Reqs : (trk[r].gen # 0 /\ trk'[r].gen = trk[r].gen /\ trk'[r].att > trk[r].att)
+  [][\A r \in Reqs : (trk[r].gen # 0 /\ trk'[r].gen = trk[r].gen /\ trk'[r].att # trk[r].att)
                      => \E j \in Live : job[j].gen = trk[r].gen /\ led'[j].st = "done"]_vars
 
 (* After a successful reset nothing older is served: a hit is offered only on objects made with the weights in use. *)

@@ -12,7 +12,7 @@ CONSTANTS
   SyncLoads,   \* subset of BOOLEAN: which kinds of load the connector offers (TRUE = sync)
   PartSteps,   \* subset of BOOLEAN: TRUE = a step may end inside a block or carry unverified drafts
   MaxPinned,   \* the connector's budget of distinct pinned blocks
-  MaxAttempts, \* how often a generation may put failed blocks back into `retry`
+  MaxAttempts, \* how often a generation may put one failed block back into `retry`
   MaxJob,      \* jobs in one behaviour (a bound of the model, not of the protocol)
   MaxEpoch     \* resets with new weights in one behaviour
 
@@ -64,7 +64,8 @@ KeyOf(h, e) == <<h, e>>                     \* the key of an object: block hash 
 Keys == Hashes \X (0..MaxEpoch)
 
 NoTable == [i \in Idx |-> 0]
-NoTrk == [gen |-> 0, front |-> 0, retry |-> {}, load |-> "none", att |-> 0]
+NoTries == [i \in Idx |-> 0]
+NoTrk == [gen |-> 0, front |-> 0, retry |-> {}, load |-> "none", att |-> NoTries]
 NoJob == [kind |-> "none", req |-> 0, gen |-> 0, sync |-> FALSE, epoch |-> 0, items |-> {}]
 NoLed == [st |-> "none", held |-> {}, rep |-> {}, cnt |-> 0, bad |-> {}]
 NoRk == [st |-> "none", bad |-> {}]
@@ -90,7 +91,7 @@ CoreTypes ==
   /\ epoch \in 0..MaxEpoch
 SchedTypes ==
   /\ trk \in [Reqs -> [gen : {0} \cup Gens, front : {0} \cup Idx, retry : SUBSET Idx,
-                       load : {"none", "pending", "failed", "tainted"}, att : 0..MaxAttempts]]
+                       load : {"none", "pending", "failed", "tainted"}, att : [Idx -> 0..MaxAttempts]]]
   /\ nextJob \in 1..(MaxJob + 1)
   /\ \A j \in JobIds : /\ job[j].kind \in {"none", "store", "load"}
                        /\ job[j].req \in {0} \cup Reqs /\ job[j].gen \in {0} \cup Gens

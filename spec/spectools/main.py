@@ -3,6 +3,7 @@
 import argparse
 import concurrent.futures
 import json
+import resource
 import sys
 import time
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from spectools.manifest import Check
 
 JOBS = 2
 TIMEOUT_S, DEEP_TIMEOUT_S = 420.0, 5400.0
+SHORT_STATES = 50_000
 EXAMPLE = """examples:
   ./dev spec                      the set that CI runs
   ./dev spec MC                   one model
@@ -39,6 +41,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--generated", action="store_true", help="run the generated mutants (an hour); names choose some of them"
     )
+    p.add_argument(
+        "--resume", type=Path, metavar="FILE", help="with --generated: keep results there, and go on from it"
+    )
     p.add_argument("--jobs", type=int, default=JOBS, metavar="N", help=f"JVMs at a time (default {JOBS})")
     return p
 
@@ -49,6 +54,10 @@ def verdict(check: Check, run: tlc.Run, expected: dict[str, int]) -> str:
         if run.result != "pass":
             return f"expected no error, found {run.result} {run.property}".strip()
         found = {"distinct": run.distinct, "depth": run.depth}
+    elif check.expected == "assumption":
+        return "" if run.result == "assumption" else f"expected a false assumption to be found, found: {run.result}"
+    elif check.expected == "either":
+        return "" if run.result in {"pass", "invariant"} else f"expected an answer, found: {run.result}"
     else:
         if run.result not in {"invariant", "property"}:
             return f"expected {check.property} to fail, found: {run.result}"
@@ -67,19 +76,20 @@ def figures(check: Check, run: tlc.Run) -> dict[str, int]:
     return {"trace": len(run.trace)}
 
 
-def one(check: Check) -> tlc.Run:
-    """Run one check."""
+def one(check: Check, expected: dict[str, int]) -> tlc.Run:
+    """Run one check. `expected`: its recorded figures."""
     return tlc.check(
         check.module,
         check.cfg_text(),
         timeout_s=DEEP_TIMEOUT_S if check.deep else TIMEOUT_S,
-        coverage=check.kind == "model",
+        coverage=check.coverage,
+        short=check.kind != "model" or expected.get("distinct", SHORT_STATES) < SHORT_STATES,
     )
 
 
 def row(check: Check, run: tlc.Run, wrong: str) -> str:
     """One line of the table."""
-    expected = "pass" if check.expected == "pass" else f"violates {check.property}"
+    expected = f"violates {check.property}" if check.expected == "violated" else check.expected
     result = run.result if run.result in {"pass", "timeout"} else (f"violates {run.property or check.property}")
     depth = run.depth or len(run.trace)
     mark = "ok" if not wrong else "WRONG"
@@ -112,7 +122,7 @@ def as_json(done: list[tuple[Check, tlc.Run, str]], seconds: float, jar: str) ->
                 "property": c.property, "distinct_states": r.distinct, "depth": r.depth or len(r.trace),
                 "seconds": round(r.seconds, 1), "remark": w,
             }
-            for c, r, w in done if c.kind in {"model", "reach"}
+            for c, r, w in done if c.kind in {"model", "reach", "canary"}
         ],
         "mutants": [
             {
@@ -150,13 +160,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_generated(options: argparse.Namespace) -> int:
-    """Run generated mutants: every one is killed, or is a survivor with a reason."""
+    """Run generated mutants: every one is killed, or is a survivor with a reason.
+
+    With `--resume FILE`, results are appended there as they come, and those of the same text are not made again.
+    """
     todo = [m for m in mutate.generate() if not options.names or m.name in options.names]
+    fates = mutate.recall(options.resume) if options.resume else {}
     reasons, results, wrongs = mutate.survivors(), [], 0
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        futures = {pool.submit(mutate.try_one, m): m for m in todo}
+        futures = {pool.submit(lambda m: fates.get(m.name) or mutate.try_one(m), m): m for m in todo}
         for future in concurrent.futures.as_completed(futures):
             mutant, (model, what) = futures[future], future.result()
+            if options.resume and mutant.name not in fates:
+                mutate.remember(options.resume, mutant, (model, what))
             fate = (
                 f"killed by {what} in {model}" if model else f"survives: {reasons.get(mutant.name, 'NO REASON GIVEN')}"
             )
@@ -164,7 +180,13 @@ def run_generated(options: argparse.Namespace) -> int:
             wrongs += bad
             results.append({"id": mutant.name, "dropped": mutant.old, "model": model, "killed_by": what, "ok": not bad})
             print(f"{'WRONG' if bad else 'ok':5} {mutant.name:32} {fate}", flush=True)
-    print(f"{len(results)} generated mutants: {'all as expected' if not wrongs else f'{wrongs} NOT as expected'}")
+    for name in sorted(reasons.keys() - {m.name for m in mutate.generate()}):
+        print(f"WRONG {name:32} has a reason, but there is no such mutant")
+        wrongs += 1
+    killed = sum(bool(r["model"]) for r in results)
+    print(
+        f"{len(results)} generated mutants, {killed} killed: {f'{wrongs} NOT as expected' if wrongs else 'all as expected'}"
+    )
     if options.json:
         options.json.write_text(json.dumps({"ok": not wrongs, "generated": results}, indent=1) + "\n", encoding="utf-8")
     return 1 if wrongs else 0
@@ -177,11 +199,12 @@ def run_all(todo: list[Check], checks: list[Check], options: argparse.Namespace,
     done: list[tuple[Check, tlc.Run, str]] = []
     longest_first = sorted(todo, key=lambda c: -expected.get(c.name, {}).get("distinct", 0))
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        futures = {pool.submit(one, c): c for c in longest_first}
+        futures = {pool.submit(one, c, expected.get(c.name, {})): c for c in longest_first}
         for future in concurrent.futures.as_completed(futures):
             check, run = futures[future], future.result()
+            known = check.expected in {"pass", "violated"}
             as_expected = run.result == "pass" if check.expected == "pass" else run.result in {"invariant", "property"}
-            if options.record and as_expected:
+            if options.record and known and as_expected:
                 expected[check.name] = figures(check, run)
                 manifest.record({check.name: expected[check.name]})
             wrong = verdict(check, run, expected.get(check.name, {}))
@@ -189,9 +212,11 @@ def run_all(todo: list[Check], checks: list[Check], options: argparse.Namespace,
             print(row(check, run, wrong), flush=True)
             if wrong:
                 print(f"      {wrong}")
+            elif check.expected == "either":
+                print(f"      this TLC {'is without' if run.result == 'pass' else 'has'} the {check.mechanism}")
             if run.trace and (wrong or options.names):
                 print(story.tell(run.trace, run.property or check.property))
-            elif run.result not in {"pass", "timeout", "invariant", "property"}:
+            elif wrong and run.result not in {"pass", "timeout", "invariant", "property"}:
                 print("\n".join(run.output.splitlines()[-15:]))
     if options.record:
         readme.write()
@@ -200,7 +225,11 @@ def run_all(todo: list[Check], checks: list[Check], options: argparse.Namespace,
         print(f"WRONG {line}")
     seconds = time.monotonic() - started
     wrongs = sum(bool(w) for _, _, w in done) + len(complaints)
-    print(f"{len(done)} checks in {seconds:.0f} s: {'all as expected' if not wrongs else f'{wrongs} NOT as expected'}")
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = f"{used.ru_utime + used.ru_stime:.0f} s of CPU"
+    print(
+        f"{len(done)} checks in {seconds:.0f} s, {cpu}: {'all as expected' if not wrongs else f'{wrongs} NOT as expected'}"
+    )
     if options.json:
         report = as_json(done, seconds, jar)
         report["complaints"], report["ok"] = complaints, not wrongs

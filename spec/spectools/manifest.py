@@ -15,10 +15,10 @@ COUNTS = SPEC / "counts.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One run of TLC. `expected` is `pass` or `violated`; a violated one names `property`."""
+    """One run of TLC. `expected`: `pass`; `violated`, by `property`; `assumption`, a false one is found; or `either`."""
 
     name: str
-    kind: str  # model, reach, mutant, generated
+    kind: str  # model, reach, canary, mutant
     module: str
     base: str
     expected: str = "pass"
@@ -26,20 +26,25 @@ class Check:
     constants: dict[str, str] = field(default_factory=dict)
     specification: str = ""
     deep: bool = False
+    coverage: bool = False
     bounds: str = ""
     source: str = ""
     mechanism: str = ""
     temporal: bool = False
 
-    def cfg_text(self) -> str:
+    def config(self) -> cfg.Cfg:
         """The configuration: the base file, with this check's replacements and, if it must fail, its one property."""
         base = cfg.read(SPEC / f"{self.base}.cfg")
         if self.kind == "model":
-            return base.changed(self.constants).text()
+            return base.changed(self.constants)
         invariants, properties = ((), (self.property,)) if self.temporal else ((self.property,), ())
         return base.changed(
             self.constants, specification=self.specification, invariants=invariants, properties=properties
-        ).text()
+        )
+
+    def cfg_text(self) -> str:
+        """The configuration's text."""
+        return self.config().text()
 
 
 def temporal_names() -> frozenset[str]:
@@ -70,7 +75,7 @@ def load() -> list[Check]:
     checks = [
         Check(
             name=m["name"], kind="model", module=m.get("module", "MC"), base=m["name"],
-            bounds=m["bounds"], deep=m.get("deep", False),
+            bounds=m["bounds"], deep=m.get("deep", False), coverage=m.get("coverage", False),
         )
         for m in manifest["model"]
     ]  # fmt: skip
@@ -79,15 +84,24 @@ def load() -> list[Check]:
             name=f"MCReach_{r['name']}", kind="reach", module="MC", base=r["base"], expected="violated",
             property=f"Never_{r['name']}", constants=r.get("set", {}), bounds=f"as {r['base']}",
             temporal=f"Never_{r['name']}" in temporal, mechanism=r["fact"], specification="Spec",
+            deep=r.get("deep", False),
         )
         for r in manifest["reach"]
+    ]  # fmt: skip
+    checks += [
+        Check(
+            name=f"Canary_{c['name']}", kind="canary", module="Canary", base="Canary", property=c["property"],
+            expected=c.get("expected", "violated"), constants=c.get("set", {}), temporal=c.get("temporal", False),
+            bounds="as Canary", mechanism=c.get("fact", ""),
+        )
+        for c in manifest["canary"]
     ]  # fmt: skip
     checks += [
         Check(
             name=m["id"], kind="mutant", module=m.get("module", "MCMutants"), base=m["base"], expected="violated",
             property=m["property"], constants=m["set"], bounds=f"as {m['base']}",
             temporal=m["property"] in temporal, source=m["source"], mechanism=m["mechanism"],
-            specification=m.get("specification", ""),
+            specification=m.get("specification", ""), deep=m.get("deep", False),
         )
         for m in registry["mutant"]
     ]  # fmt: skip
