@@ -34,6 +34,7 @@ class Plan:
     cold_only: bool = False
     kill_master: bool = False
     trace_dir: str | None = None  # where the engines record the protocol's events
+    extra: dict[str, Any] = dataclasses.field(default_factory=dict)  # further settings of the connector
 
     def reference_key(self) -> str:
         """What the reference engine's results depend on; nothing of the connector, the store or the tiny pool."""
@@ -62,6 +63,7 @@ class Plan:
             extra["trace_dir"] = self.trace_dir
         if self.transfer_mode:
             extra["transfer_mode"] = self.transfer_mode
+        extra |= self.extra
         config: dict[str, Any] = {"kv_role": "kv_both", "kv_connector_extra_config": extra}
         if self.connector is None:
             return config | {"kv_connector": "MooncakeLedgerConnector"}

@@ -21,6 +21,12 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("references")
 
 
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the engines of all these runs record their protocol events, for the last test."""
+    return tmp_path_factory.mktemp("traces")
+
+
 def run_demo(folder: Path, references: Path, *arguments: str, **environment: str) -> tuple[int, dict[str, Any], str]:
     """Exit code, figures and all output of one quick run."""
     figures = folder / "figures.json"
@@ -66,13 +72,15 @@ def assert_all_holds(code: int, values: dict[str, Any], output: str) -> None:
         pytest.param(["--load-sync"], {"PYTHONOPTIMIZE": "1"}, id="synchronous-loads-under-O"),
     ],
 )
-def test_main_job(arguments: list[str], environment: dict[str, str], tmp_path: Path, references: Path) -> None:
-    assert_all_holds(*run_demo(tmp_path, references, *arguments, **environment))
+def test_main_job(
+    arguments: list[str], environment: dict[str, str], tmp_path: Path, references: Path, traces: Path
+) -> None:
+    assert_all_holds(*run_demo(tmp_path, references, "--trace", str(traces), *arguments, **environment))
 
 
 @pytest.mark.timeout(BOUND_S)
-def test_killed_master_costs_hits_and_nothing_else(tmp_path: Path, references: Path) -> None:
-    code, values, output = run_demo(tmp_path, references, "--kill-master")
+def test_killed_master_costs_hits_and_nothing_else(tmp_path: Path, references: Path, traces: Path) -> None:
+    code, values, output = run_demo(tmp_path, references, "--trace", str(traces), "--kill-master")
     assert values, output
     assert values["faults"] == [], output
     assert code == 0, output
@@ -100,3 +108,15 @@ def test_the_audit_sees_pins_released_early(tmp_path: Path, references: Path) ->
     assert values, output
     assert values["objects_poisoned"] > 0, output
     assert code == 1, output
+
+
+@pytest.mark.timeout(BOUND_S)
+def test_these_runs_were_behaviours_of_the_model(traces: Path) -> None:
+    """TLC on what the engines above recorded: the model says what this code does, on real parts."""
+    recordings = sorted(traces.glob("*.jsonl"))
+    if not recordings:
+        pytest.skip("none of the runs above was selected")
+    check = [sys.executable, str(ROOT / "spec" / "trace" / "check.py"), *map(str, recordings)]
+    run = subprocess.run(check, check=False, capture_output=True, text=True, timeout=BOUND_S)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stdout.count("accepted") == len(recordings)

@@ -1,7 +1,10 @@
 """Recording: complete when on, absent when off, harmless when it fails."""
 
+import itertools
 import json
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,10 +30,8 @@ def test_recording_tells_every_job_from_its_emission_to_its_release(store, tmp_p
         engine.add(name, PROMPT, max_tokens=30)
     engine.run_to_idle()
     engine.assert_right()
-    engine.close()
 
-    (path,) = folder.iterdir()
-    events = [json.loads(line) for line in path.read_text().splitlines()]
+    events = recorded(engine, folder)
 
     assert [e["seq"] for e in events] == list(range(len(events)))
     assert events[0]["action"] == "Header"
@@ -40,6 +41,67 @@ def test_recording_tells_every_job_from_its_emission_to_its_release(store, tmp_p
     for job in emitted:
         assert sorted(e["rank"] for e in events if e["action"] == "ApplyReport" and e["job"] == job) == [0, 1]
     assert any(e["action"] == "ApplyReport" and e["result"] == "FAILED" for e in events)
+
+
+def recorded(engine, folder: Path) -> list[dict[str, Any]]:
+    """The events of an engine that has been closed."""
+    engine.close()
+    (path,) = folder.iterdir()
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_failed_synchronous_load_tells_whom_it_taints_and_what_leaves_the_cache(store, tmp_path):
+    facts = {"cache_prefix": "taints", "load_async": False}
+    cold = make_engine(tmp_path / "model", store, **facts)
+    cold.add("a", PROMPT)
+    cold.run_to_idle()
+    cold.close()
+    engine = make_engine(tmp_path / "model", store, trace_dir=str(tmp_path / "traces"), **facts)
+    engine.ranks[0].connector.store.add(Fault(operation="get", call=1, code=-704, positions=frozenset({2})))
+    engine.add("a", PROMPT)
+    engine.add("sharer", [*PROMPT, *range(200, 220)])
+    engine.run_to_idle()
+    engine.assert_right()
+
+    events = recorded(engine, tmp_path / "traces")
+
+    tables = {e["req"]: e["table"] for e in events if e["action"] == "BeginGeneration"}
+    begins = [e for e in events if e["action"] == "BeginGeneration"]
+    assert all(len(e["hashes"]) == 5 for e in begins if e["req"] == "a")  # one per full block of the prompt
+    (load,) = (e for e in events if e["action"] == "EmitLoad")
+    (report,) = (e for e in events if e["action"] == "ApplyReport" and e["job"] == load["job"])
+    assert load["sync"]
+    assert (report["bad"], report["tainted"]) == ([2], ["sharer", "a"])
+    at = events.index(report)
+    assert [e["action"] for e in events[at + 1 : at + 4]] == ["Forget", "EvictTainted", "EvictTainted"]
+    assert events[at + 1]["names"] == [load["names"][2]]
+    evicted = {e["req"]: e["blocks"] for e in events[at + 2 : at + 4]}
+    assert evicted == {r: table[2:] for r, table in tables.items()}
+
+
+def test_request_that_ends_while_it_waits_is_told(store, tmp_path):
+    engine = make_engine(tmp_path / "model", store, trace_dir=str(tmp_path / "traces"))
+    engine.add("a", PROMPT)
+    engine.abort("a")
+    engine.run_to_idle()
+    assert [e["action"] for e in recorded(engine, tmp_path / "traces")] == ["Header", "EndRequest"]
+
+
+def test_store_that_is_left_alone_fills_no_recording(store, tmp_path):
+    """Under backoff each step tries again and changes nothing."""
+    folder = tmp_path / "traces"
+    engine = make_engine(tmp_path / "model", store, trace_dir=str(folder), retry_backoff_s=60.0, max_store_attempts=9)
+    engine.ranks[0].connector.store.add(Fault(operation="put", call=1, code=-200))
+    engine.add("a", PROMPT, max_tokens=30)
+    engine.run_to_idle()
+    steps = len(engine.step_seconds)
+
+    stores = [e for e in recorded(engine, folder) if e["action"] == "EmitStore"]
+
+    assert steps > 30
+    states = [(e["job"], e["frontier"], e["retry"]) for e in stores]
+    assert all(one != other for one, other in itertools.pairwise(states))
+    assert len(stores) < steps / 3
 
 
 def test_nothing_is_written_by_default(store, tmp_path):

@@ -32,4 +32,5 @@ class EarlyReleaseConnector(MooncakeLedgerConnector):
 
     def make_scheduler_side(self, settings: Settings, plan: GroupPlan, keys: KeySpace) -> SchedulerSide:
         good = super().make_scheduler_side(settings, plan, keys)
-        return EarlyReleaseSide(settings=settings, plan=plan, keys=keys, lookups=good._lookups, may_save=good._may_save)
+        kept = {"lookups": good._lookups, "may_save": good._may_save, "trace": good._trace}
+        return EarlyReleaseSide(settings=settings, plan=plan, keys=keys, **kept)
