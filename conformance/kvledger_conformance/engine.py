@@ -12,10 +12,10 @@ from typing import Any
 
 from vllm import SamplingParams
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.request import Request, RequestStatus
 
 from kvledger_conformance import compat, oracle
+from kvledger_conformance.forward import Flight, Forward, works_of
 from kvledger_conformance.memory import Rank
 from kvledger_conformance.properties import Impossible, Violation
 from kvledger_conformance.standin import World
@@ -77,6 +77,19 @@ class Engine:
     weights: int = 0
     steps: int = 0
     weights_of: dict[int, int] = field(default_factory=dict)
+    core: Any = None
+    """vLLM's loop, if two steps may be in flight."""
+    flights: list[Flight] = field(default_factory=list)
+    """Steps whose results core has not seen, oldest first."""
+    guesses: dict[int, dict[int, int]] = field(default_factory=dict)
+    writes_to_free: bool = False
+    """Whether a forward wrote into a block that was free by then: only with two steps in flight."""
+    aborting: list[str] = field(default_factory=list)
+    """Aborts that arrive while the next step runs."""
+    pace: str = "late"
+    lag: str = "gpu"
+    observe: Callable[[str], None] = lambda _point: None
+    """Called at each point of a step where kvledger's state is compared with the model's."""
 
     def __post_init__(self) -> None:
         self.world.on_begin = self._transfer_begins
@@ -201,30 +214,101 @@ class Engine:
 
     # -- a step ------------------------------------------------------------
 
-    def step(self, *, pace: str = "late", fail_forward: bool = False) -> Any:
-        """One engine step. What it submits to the store runs after the step (pace "late"), before the step collects
-        ("early"), or as soon as it can, even before the forward ("rush")."""
+    @property
+    def busy(self) -> bool:
+        """Whether vLLM's loop would step."""
+        return bool(self.scheduler.has_requests() or self.flights)
+
+    def step(self, *, pace: str = "late", lag: str = "gpu", fail_forward: bool = False) -> Any:
+        """One turn of vLLM's loop; the step that it scheduled, if any.
+
+        `pace`: what hooks submit to the store runs after the turn ("late"), before hooks collect ("early"), or as soon
+        as it can, even before the forward ("rush"). `lag`, with two steps in flight: forwards run when core waits for
+        their result ("gpu") or at once ("none"); hooks, too, run only then, on all ranks ("worker") or one ("rank0").
+        """
         self.steps += 1
         self.clock.now += 1.0
         self.preemptions = self.preemptions_now()
-        output = self.scheduler.schedule()
-        self.starve = 0 if output.preempted_req_ids else max(0, self.starve - 1)
-        self._after_schedule(output)
-        self.check()
-        # A synchronous load is waited for inside its hook, so nothing may be paused then.
-        self.paused = pace != "rush" and not getattr(output, "has_sync_kv_loads", False)
-        self.world.pause(self.paused)
-        suspects: list[tuple[Violation, set[int]]] = []
-        results = [self._run_rank(rank, output, pace, fail_forward, suspects) for rank in self.ranks]
-        result = results[0] if len(results) == 1 else self.aggregator.aggregate(results)
-        self._after_ranks(output, result, suspects)
-        self.scheduler.update_from_output(output, result)
+        self.pace, self.lag = pace, lag
+        before = self.flights[-1:]
+        if self.core is None:
+            self._turn(fail_forward)
+        else:
+            self._turn_of_two(fail_forward)
         self.note_prefixes()
         self.check()
         self.world.pause(False)
         settle()
         self.check()
-        return output
+        self.observe("settle")
+        return self._last_output if self.flights[-1:] != before or self.core is None else None
+
+    def _turn(self, fail_forward: bool) -> None:
+        """As `EngineCore.step`."""
+        output = self.scheduler.schedule()
+        flight = self._launch(output, fail_forward)
+        result = self._land(flight)
+        self._drain_aborts()
+        self.scheduler.update_from_output(output, result)
+        self.observe("update")
+
+    def _turn_of_two(self, fail_forward: bool) -> None:
+        """vLLM's own `step_with_batch_queue`."""
+        self.core.fail_forward = fail_forward
+        for name in self.aborting:
+            self.core.aborts_queue.put([name])
+        self.aborting.clear()
+        self.core.step_with_batch_queue()
+        self.core._process_aborts_queue()  # noqa: SLF001 - what came too late for this step, the loop does between steps
+
+    def _drain_aborts(self) -> None:
+        names, self.aborting = self.aborting, []
+        if names:
+            self.scheduler.finish_requests(names, RequestStatus.FINISHED_ABORTED)
+
+    def launch(self, output: Any) -> Callable[[], Any]:
+        """The executor of `AsyncCore`: a step is sent to the ranks; what waits for its result."""
+        flight = self._launch(output, self.core.fail_forward)
+        return lambda: self._land(flight)
+
+    def _launch(self, output: Any, fail_forward: bool) -> Flight:
+        self._last_output = output
+        self.starve = 0 if output.preempted_req_ids else max(0, self.starve - 1)
+        self._after_schedule(output)
+        self.check()
+        self.observe("schedule")
+        lagging = self.lag.startswith(("worker", "rank")) and self.core is not None
+        metadata = compat.metadata_for(output, 2 if lagging else len(self.ranks))
+        flight = Flight(output, metadata, works_of(output, self.scheduler.requests, self.tables()), fail_forward)
+        self.flights.append(flight)
+        self.world.pause(self.pace != "rush")
+        for rank in self.ranks:
+            if not lagging or self.lag not in ("worker", f"rank{rank.index}"):
+                self._tell(rank, flight)
+        if self.lag == "none":
+            self._compute(flight)
+        return flight
+
+    def _land(self, flight: Flight) -> Any:
+        """Core waits for the result of a step."""
+        self._compute(flight)
+        results = [flight.result(rank) for rank in self.ranks]
+        result = results[0] if len(results) == 1 else self.aggregator.aggregate(results)
+        self._after_ranks(flight, result)
+        self.flights.remove(flight)
+        return result
+
+    def catch_up(self) -> None:
+        """Hooks and forwards of all steps in flight run now."""
+        for flight in self.flights:
+            self._compute(flight)
+        self.world.pause(False)
+
+    def _compute(self, flight: Flight) -> None:
+        for rank in self.ranks:
+            self._tell(rank, flight)
+        for rank in self.ranks:
+            rank.stream.run_to(flight.marks[rank.index])
 
     def _after_schedule(self, output: Any) -> None:
         preempted = output.preempted_req_ids or ()
@@ -238,29 +322,58 @@ class Engine:
             parts.append(f"{request.request_id} loads into {self.tables()[request.request_id]}")
         self.note("schedule: " + (", ".join(parts) or "nothing"))
 
-    def _run_rank(
-        self, rank: Rank, output: Any, pace: str, fail_forward: bool, suspects: list[tuple[Violation, set[int]]]
-    ) -> Any:
-        sampled: dict[str, list[int]] = {}
+    def _tell(self, rank: Rank, flight: Flight) -> None:
+        """The hooks of this step, and of steps before it, run on a rank, if they have not."""
+        for earlier in self.flights[: self.flights.index(flight) + 1]:
+            if rank.index not in earlier.told:
+                earlier.told.add(rank.index)
+                self._run_hooks(rank, earlier)
+
+    def _run_hooks(self, rank: Rank, flight: Flight) -> None:
+        # A synchronous load is waited for inside its hook, so nothing may be paused then, and no forward held back.
+        waits = getattr(flight.output, "has_sync_kv_loads", False)
+        paused = self.pace != "rush" and not waits
+        self.world.pause(paused)
+        if waits:
+            rank.stream.run_to(rank.stream.launched)
 
         def forward() -> None:
-            if pace == "rush":
+            if self.pace == "rush":
                 settle()
-            if fail_forward:
+            if flight.fail_forward:
                 raise ForwardFailedError("scripted")
-            self._forward(rank, output, sampled, suspects)
+            flight.marks[rank.index] = rank.stream.launch(lambda: self._run_forward(rank, flight))
+            if self.core is None:
+                rank.stream.run_to(flight.marks[rank.index])
 
         def before_collect() -> None:
-            if pace == "early":
+            if self.pace == "early":
                 self.world.pause(False)
             settle()
-            self.world.pause(self.paused)
+            self.world.pause(paused)
 
-        with compat.as_rank(rank.index, len(self.ranks)), compat.cpu_worker():
-            metadata = compat.metadata_for(output, len(self.ranks))
-            transfers = compat.run_hooks(rank.connector, output, metadata, forward, before_collect)
+        with compat.as_rank(rank.index, len(self.ranks)), compat.cpu_worker(rank.stream):
+            transfers = compat.run_hooks(rank.connector, flight.output, flight.metadata, forward, before_collect)
+        flight.transfers[rank.index] = transfers
         self._note_load_reports(rank, transfers)
-        return compat.runner_output(sampled, transfers)
+        self.observe(f"hooks{rank.index}")
+
+    def _run_forward(self, rank: Rank, flight: Flight) -> None:
+        if rank is not self.ranks[0]:  # tensor parallel: no rank has a token before all have
+            self._tell(self.ranks[0], flight)
+            self.ranks[0].stream.run_to(flight.marks[0])
+        tables = [b for work in flight.works for b in work.table[work.start // self.shape.block_size :]]
+        self.writes_to_free = self.writes_to_free or any(not self.pool.blocks[b].ref_cnt for b in tables)
+        self._forward(rank).run(flight, self.weights)
+
+    def _forward(self, rank: Rank) -> Forward:
+        def moving() -> list[Transfer]:
+            return [t for t in self.world.moving() if self.rank_of(t.client) == rank.index]
+
+        def loaded(request: Request) -> bool:
+            return self.attempts.get(id(request), 0) > 0
+
+        return Forward(rank, self.shape.block_size, moving, self.breach, loaded, self.guesses)
 
     def _note_load_reports(self, rank: Rank, transfers: Any) -> None:
         for request_id in transfers.finished_recving or ():
@@ -274,79 +387,24 @@ class Engine:
         if transfers.invalid_block_ids:
             self.note(f"rank {rank.index}: blocks {sorted(transfers.invalid_block_ids)} reported bad")
 
-    def _forward(
-        self, rank: Rank, output: Any, sampled: dict[str, list[int]], suspects: list[tuple[Violation, set[int]]]
-    ) -> None:
-        tables = self.tables()
-        for request_id, count in output.num_scheduled_tokens.items():
-            request = self.scheduler.requests[request_id]
-            stop = request.num_computed_tokens  # schedule() has advanced it already
-            table = tables[request_id]
-            self._check_inputs(rank, request, table, stop - count, suspects)
-            self._check_writes(rank, table, stop - count, stop)
-            last = self._compute(rank, request, table, stop - count, stop)
-            sampled[request_id] = [oracle.next_token(last)] if stop >= request.num_tokens else []
-
-    def _compute(self, rank: Rank, request: Request, table: list[int], start: int, stop: int) -> int:
-        size, last = self.shape.block_size, 0
-        for layer, cells in enumerate(rank.cells):
-            previous = oracle.seed(layer, rank.index, self.weights)
-            if start:
-                previous = int(cells[table[(start - 1) // size], (start - 1) % size])
-            for position in range(start, stop):
-                previous = oracle.cell(previous, request.all_token_ids[position])
-                cells[table[position // size], position % size] = previous
-            last = previous if layer == 0 else last
-        return last
-
-    def _check_inputs(
-        self, rank: Rank, request: Request, table: list[int], start: int, suspects: list[tuple[Violation, set[int]]]
-    ) -> None:
-        """Whether the KV that this forward reads is the prefix's own."""
-        size = self.shape.block_size
-        tokens = tuple(request.all_token_ids[:start])
-        for layer, cells in enumerate(rank.cells):
-            right = oracle.cells(tokens, layer, rank.index, self.weights)
-            for position, value in enumerate(right):
-                block = table[position // size]
-                if int(cells[block, position % size]) == value:
-                    continue
-                suspects.append((self._wrong_input(rank, request, position // size, block), {block}))
-                return
-
-    def _wrong_input(self, rank: Rank, request: Request, index: int, block: int) -> Violation:
-        loaded = self.attempts.get(id(request), 0) > 0
-        old = self.weights and any(
-            int(rank.cells[0][block, 0])
-            == oracle.cells(tuple(request.all_token_ids), 0, rank.index, w)[index * self.shape.block_size]
-            for w in range(self.weights)
-        )
-        name = "nothing-stale-after-reset" if old else "load-errors-complete" if loaded else "computes-on-right-bytes"
-        return Violation(
-            name,
-            f"{request.request_id} computes on wrong KV in block {block} (its block {index}) of rank {rank.index}"
-            + (", which an earlier load should have filled" if loaded else ""),
-        )
-
-    def _check_writes(self, rank: Rank, table: list[int], start: int, stop: int) -> None:
-        size = self.shape.block_size
-        written = {table[p // size] for p in range(start, stop)}
-        for transfer in self.world.moving():
-            if self.rank_of(transfer.client) == rank.index:
-                touched = written & set(transfer.notes.get("blocks", ()))
-                if touched:
-                    what = f"the forward writes {sorted(touched)} under {transfer}"
-                    self.breach(Violation("no-write-under-dma", what))
-
-    def _after_ranks(self, output: Any, result: Any, suspects: list[tuple[Violation, set[int]]]) -> None:
-        """A synchronous load that failed is reported in the same step, and core throws the step's work away."""
+    def _after_ranks(self, flight: Flight, result: Any) -> None:
+        """What read wrong KV is a breach, unless core throws it away: a synchronous load that failed is told in the same
+        step, and nobody waits for what a request that has ended, or was reset, computes."""
         transfers = result.kv_connector_output
         invalid = set(transfers.invalid_block_ids or ()) if transfers is not None else set()
-        for violation, blocks in suspects:
-            if not getattr(output, "has_sync_kv_loads", False) or not blocks & invalid:
-                self.breach(violation)
+        told = invalid if getattr(flight.output, "has_sync_kv_loads", False) else set()
+        for suspect in flight.suspects:
+            if not suspect.blocks & told and self._is_delivered(suspect.request):
+                self.breach(suspect.violation)
         for request_id in (transfers.finished_recving or ()) if transfers is not None else ():
             self.loads.pop(request_id, None)
+
+    def _is_delivered(self, request: Request) -> bool:
+        """Whether core uses what the oldest step in flight computes for the request."""
+        known = self.scheduler.requests.get(request.request_id)
+        if known is not request or request.is_finished() or request.request_id in self.aborting:
+            return False
+        return not (getattr(request, "num_stale_output_tokens", 0) and request.drop_stale_output)
 
     # -- checks ------------------------------------------------------------
 
@@ -386,13 +444,14 @@ class Engine:
 
     # -- requests ----------------------------------------------------------
 
-    def add(self, request_id: str, prompt: list[int], max_tokens: int) -> Request:
-        """A request arrives."""
+    def add(self, request_id: str, prompt: list[int], max_tokens: int, stop: int = 0) -> Request:
+        """A request arrives. `stop`: the token that would be its `stop`-th ends it, as an end-of-sequence does."""
         if request_id in self.scheduler.requests:
             raise Impossible(f"{request_id} is still known")
         if request_id in self.requests and not self._may_reuse(request_id):
             raise Impossible(f"the id {request_id} may not come back yet")
-        params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+        last = oracle.right_output(prompt, stop, self.weights)[-1:] if stop else []
+        params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, stop_token_ids=last)
         request = Request(request_id, prompt, params, None, block_hasher=self.hasher)
         if request_id in self.requests:
             self.ended.append((request_id, self.requests[request_id]))
@@ -403,6 +462,8 @@ class Engine:
         return request
 
     def _may_reuse(self, request_id: str) -> bool:
+        if any(request_id in flight.output.num_scheduled_tokens for flight in self.flights):
+            return False
         if self.shape.reuse_ids == "later":
             return request_id not in self.scheduler.finished_req_ids
         return self.shape.reuse_ids == "at once"
@@ -416,34 +477,3 @@ def _images(data: bytes, block_size: int) -> list[tuple[int, ...]]:
     """Stored bytes as one tuple of cells per layer."""
     values = [int.from_bytes(data[i : i + 8], "little", signed=True) for i in range(0, len(data), 8)]
     return [tuple(values[i : i + block_size]) for i in range(0, len(values), block_size)]
-
-
-def build_engine(
-    shape: compat.Shape,
-    world: World,
-    clock: VirtualClock,
-    make_connector: Callable[[KVConnectorRole, int], Any],
-    make_scheduler: Callable[[], Any],
-    note: Callable[[str], None],
-) -> Engine:
-    """Ranks first, then the scheduler, as vLLM builds them."""
-    ranks = []
-    for index in range(shape.ranks):
-        world.building = f"rank{index}"
-        with compat.as_rank(index, shape.ranks), compat.cpu_worker():
-            connector = make_connector(KVConnectorRole.WORKER, index)
-            ranks.append(Rank.build(index, connector, shape.num_blocks, shape.block_size))
-    world.building = "lookup"
-    with compat.as_rank(0, shape.ranks):
-        scheduler = make_scheduler()
-    hasher = compat.make_hasher(shape.block_size)
-    return Engine(
-        shape=shape,
-        world=world,
-        clock=clock,
-        scheduler=scheduler,
-        ranks=ranks,
-        aggregator=KVOutputAggregator.from_connector(scheduler.connector, shape.ranks),
-        hasher=hasher,
-        note=note,
-    )

@@ -100,23 +100,33 @@ def export(name: str, spec: Path, slices: Path) -> Graph:
         for file in [*spec.glob("*.tla"), *slices.glob("*.tla"), slices / f"slice-{name}.cfg"]:
             shutil.copy(file, folder)
         command = [
-            java(), "-Xmx1g", "-cp", str(tlc_jar()), "tlc2.TLC", "-workers", "1", "-deadlock",
-            "-dump", "dot,actionlabels", "graph.dot", "-config", f"slice-{name}.cfg", "Export.tla",
+            java(), "-Xmx1g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", str(tlc_jar()), "tlc2.TLC",
+            "-workers", "1", "-deadlock", "-dump", "dot,actionlabels", "graph.dot", "-config", f"slice-{name}.cfg", "Export.tla",
         ]  # fmt: skip
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=TLC_TIMEOUT_S, check=False)
         if done.returncode != 0:
             raise GraphError(f"TLC ended with {done.returncode} on slice {name}:\n{done.stdout[-2000:]}")
-        return load(name, Path(folder, "graph.dot").read_text())
+        return load(name, Path(folder, "graph.dot").read_text(), replaced(Path(folder, command[-2]).read_text()))
 
 
-def load(name: str, text: str) -> Graph:
-    """Read TLC's dot file. An action that leads to one state in two ways is one edge."""
+def replaced(cfg_text: str) -> dict[str, str]:
+    """Operators that a configuration puts in the place of others, with the name that they stand for."""
+    found = re.findall(r"^ *(\w+) *<- *(\w+)", cfg_text, re.MULTILINE)
+    return {operator: name for name, operator in found if operator not in ("TRUE", "FALSE")}
+
+
+def load(name: str, text: str, names: dict[str, str] | None = None) -> Graph:
+    """Read TLC's dot file. An action that leads to one state in two ways is one edge.
+
+    `names` gives the model's name of an action that another stands in for.
+    """
     graph = Graph(name)
+    names = names or {}
     seen: set[tuple[str, str, str]] = set()
     for statement in _statements(text):
         edge = _EDGE.match(statement)
         if edge:
-            one = (edge[1], edge[3], edge[2])
+            one = (edge[1], names.get(edge[3], edge[3]), edge[2])
             if one not in seen:
                 seen.add(one)
                 graph.edges.append(one)
@@ -158,9 +168,14 @@ def lint(graph: Graph) -> list[str]:
     return wrong
 
 
+def read_lock(lock: Path) -> dict[str, Any]:
+    """The reviewed file: figures by slice."""
+    return dict(json.loads(lock.read_text())) if lock.exists() else {}
+
+
 def check_lock(graphs: list[Graph], lock: Path) -> list[str]:
     """Differences from the reviewed file."""
-    kept = json.loads(lock.read_text()) if lock.exists() else {}
+    kept = read_lock(lock)
     return [
         f"slice {g.name}: locked {kept.get(g.name)}, now {g.summary()}"
         for g in graphs

@@ -1,51 +1,76 @@
-# ruff: noqa: SLF001 - compares kvledger's private state with the model's variables on purpose
-"""kvledger's protocol, driven along the model's edges; its state, abstracted, must equal the model's variables.
+# ruff: noqa: SLF001 - a clock that is asked of the model, and kvledger's private bounds
+"""kvledger's scheduler side and rank ledgers, driven along the model's edges at vLLM's hooks.
 
-Core's choices (which block, which request, what arrived) are taken from the target state of the edge; everything that
-kvledger decides is not: what it emits, pins, releases, retries, refuses, and in which life a job is.
+Core's choices (which block, which request, what arrived, how long something takes) are taken from the edge; everything
+that kvledger decides is not: what it offers, emits, pins, releases, retries and refuses, and in which life a job is.
+The scheduler side is the real one (`scheduler/side.py` over `protocol/`), so are the rank ledgers; the worker's threads,
+fences and copies are not here.
 """
 
+from collections import Counter
 from typing import Any
 
 from kvledger.errors import ProtocolError
-from kvledger.protocol import Job, Kind, Ledger, RankLedger, Report, Result
+from kvledger.protocol import Job, RankLedger, Report, Result
+from kvledger.scheduler.side import SchedulerSide
+from kvledger_conformance import ledger_world
+from kvledger_conformance.ledger_world import (
+    BLOCK_SIZE,
+    KEYS,
+    NEVER_S,
+    Bounds,
+    CoreRequest,
+    Divergence,
+    Objects,
+    Pool,
+    State,
+    StepOutput,
+)
 
-NOW = 1.0
-FAR = 1000.0
-SILENT = frozenset({"Arrive", "Preempt", "PreemptForSpace", "RankForward", "DmaMove", "DmaFail", "Evict", "ForeignPut"})
-"""Actions of core, the GPU, the transfer engine and the store that kvledger is not told of."""
-
-State = dict[str, Any]
-
-
-class Divergence(AssertionError):
-    """kvledger did something else than the model."""
-
-
-def _name(hash_letter: str) -> bytes:
-    return hash_letter.encode()
+SILENT = frozenset({"RankForward"})
+"""Actions that nothing of this is told of."""
 
 
 class LedgerAdapter:
-    """One scheduler side and its ranks, without vLLM, threads or a store."""
+    """One scheduler side and the ledgers of its ranks, without vLLM, threads or transfers."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, bounds: Bounds) -> None:
+        self.bounds = bounds
         self.ranks = len(state["rk"])
-        self.max_jobs = len(state["job"])
-        self.blocks = len(state["ref"])
+        self._settings = bounds.settings()
+        self._plan = ledger_world.plan(blocks=len(state["ref"]), ranks=self.ranks)
+        self.coarse = bounds.max_pinned < len(state["ref"])
+        """Whether frontier and retry are looked at together (`ledger_state`)."""
+        self._may_load = ledger_world.may_load(bounds)
+        self.reset()
 
-    def reset(self, *, max_attempts: int = 1) -> None:
+    def reset(self) -> None:
         """Back to the initial state."""
-        self.ledger = Ledger(
-            num_ranks=self.ranks,
-            max_pinned_blocks=self.blocks,
-            max_store_attempts=max_attempts + 1,
-            stall_timeout_s=FAR,
-            retry_backoff_s=0.0,
+        self.now = 1.0
+        self.pool = Pool(self._plan.num_blocks - 1)
+        self.objects = Objects(self.ranks)
+        self.side = SchedulerSide(
+            settings=self._settings,
+            plan=self._plan,
+            keys=KEYS,
+            lookups=self.objects if self._may_load else None,  # type: ignore[arg-type]
+            may_save=True,
+            clock=lambda: self.now,
         )
-        self.rank = [RankLedger(rank=k, stuck_after_s=FAR, quarantine_s=FAR) for k in range(self.ranks)]
-        self.pipe: list[tuple[list[Job], list[Report]]] = []
+        self.side.bind_pool(self.pool)  # type: ignore[arg-type]
+        self.side.bind_tables(lambda request_id: self.tables.get(request_id, []))
+        self.ledger = self.side._ledger
+        self.rank = [RankLedger(rank=k, stuck_after_s=NEVER_S, quarantine_s=NEVER_S) for k in range(self.ranks)]
+        self.requests: dict[str, CoreRequest] = {}
+        self.tables: dict[str, list[int]] = {}
+        self.pipe: list[tuple[tuple[Job, ...], list[Report]]] = []
         self.jobs: dict[int, Job] = {}
+        self.indices: dict[int, list[int]] = {}
+        """Per job: the model's block index of each position."""
+        self.said: dict[tuple[int, int], Report] = {}
+        self.epochs = [self.ledger.epoch]
+        self.late: list[int] = []
+        """Jobs whose bytes moved when their rank had reported them."""
 
     # -- edges -------------------------------------------------------------
 
@@ -53,7 +78,7 @@ class LedgerAdapter:
         """Perform one edge.
 
         Raises:
-            Divergence: kvledger refuses it, or there is no such action here.
+            Divergence: kvledger refuses it, does something else, or there is no such action here.
         """
         if action in SILENT:
             return
@@ -61,76 +86,148 @@ class LedgerAdapter:
         if method is None:
             raise Divergence(f"the adapter does not know the action {action}")
         try:
+            self._take_blocks(before, after)
             method(before, after)
         except ProtocolError as error:
             raise Divergence(f"{action} is refused: {error}") from error
+        self._give_blocks(before, after)
 
-    def _build(self, before: State, after: State, *, admitted: bool) -> None:
-        request = next(s for s in after["pipe"] if s["on"])["req"]
-        name = str(request)
-        if admitted:
-            self.ledger.begin_generation(name)
-        for other in before["preempted"] - {request}:
-            self.ledger.end_generation(str(other))
-        number = before["nextJob"]
-        sent = after["job"][number - 1] if number <= self.max_jobs else None
-        if sent is not None and sent["kind"] == "load" and before["job"][number - 1]["kind"] == "none":
-            items = sorted(sent["items"])
-            job: Job | None = self.ledger.emit_load(
-                name, [b for _, b, _ in items], [_name(h) for _, _, h in items], sync=sent["sync"], now=NOW
-            )
-        else:
-            job = self._store(name, request, before, after)
-        if admitted:
-            # In the code the lookup forgets what it missed before the step is built, and stores it again at once; the
-            # model still believes it stored in this step (docs/found.md, M1). Here the model's order is kept.
-            self.ledger.forget_known([_name(h) for h in before["known"] - after["known"]])
-        jobs = [] if job is None else [job]
-        for one in jobs:
-            self.jobs[one.job_id] = one
-        self.pipe.append((jobs, []))
+    def _take_blocks(self, before: State, after: State) -> None:
+        """Core gives blocks to requests, before the connector hears of it."""
+        if before["tbl"] == after["tbl"]:
+            return
+        for r, (old, new) in enumerate(zip(before["tbl"], after["tbl"], strict=True), 1):
+            more = Counter(b for b in new if b) - Counter(b for b in old if b)
+            self.pool.touch(self.pool.blocks[b] for b in more.elements())
+            if more:
+                self.tables[str(r)] = [b for b in new if b]
 
-    def _store(self, name: str, request: int, before: State, after: State) -> Job | None:
-        storable = after["full"][request - 1]
-        if not self.ledger.wants_store(name, storable, NOW):
-            return None
-        if before["nextJob"] > self.max_jobs:  # the model's only bound on time: as if the budget were used up
-            self.ledger._pins.fits = lambda _chosen, _block: False  # type: ignore[method-assign]
-        hashes = [_name(h) for h in after["rp"][request - 1]]
-        return self.ledger.emit_store(name, storable, after["tbl"][request - 1], hashes, now=NOW)
+    def _give_blocks(self, before: State, after: State) -> None:
+        """Core takes blocks from requests."""
+        if before["tbl"] == after["tbl"]:
+            return
+        for r, (old, new) in enumerate(zip(before["tbl"], after["tbl"], strict=True), 1):
+            less = Counter(b for b in old if b) - Counter(b for b in new if b)
+            self.pool.free_blocks(self.pool.blocks[b] for b in less.elements())
+            self.tables[str(r)] = [b for b in new if b]
 
-    def do_Compute(self, before: State, after: State) -> None:  # noqa: N802 - the model's name
-        self._build(before, after, admitted=False)
+    # -- the scheduler process ---------------------------------------------
+
+    def do_Arrive(self, before: State, after: State) -> None:  # noqa: N802 - the model's name
+        r = _changed(before["rst"], after["rst"])
+        name = str(r + 1)
+        self.requests[name] = CoreRequest(name, [_name(h) for h in after["rp"][r]])
+
+    def do_Compute(self, before: State, after: State) -> None:  # noqa: N802
+        name = _scheduled(before, after)
+        self._build(before, after, name, self._tokens(before, after, name))
 
     def do_AdmitCompute(self, before: State, after: State) -> None:  # noqa: N802
-        self._build(before, after, admitted=True)
+        name = _scheduled(before, after)
+        request, local = self.requests[name], _local_prefix(before, after, name)
+        self.side.match(request, local * BLOCK_SIZE)  # whatever it offers, core does not accept it
+        self.side.admitted(request, self.tables[name], 0)
+        request.num_computed_tokens = local * BLOCK_SIZE
+        self._build(before, after, name, self._tokens(before, after, name, local))
 
     def do_AdmitLoad(self, before: State, after: State) -> None:  # noqa: N802
-        self._build(before, after, admitted=True)
+        name = _scheduled(before, after)
+        self._admit_hit(before, after, name, asynchronous=True)
+        self._build(before, after, name, 0)
 
-    def do_EmptyStep(self, before: State, _after: State) -> None:  # noqa: N802
-        for other in before["preempted"]:
-            if before["rgen"][other - 1] == 0 and _after["trk"][other - 1]["gen"] == 0:
-                self.ledger.end_generation(str(other))
-        self.pipe.append(([], []))
+    def do_AdmitSyncLoad(self, before: State, after: State) -> None:  # noqa: N802
+        name = _scheduled(before, after)
+        self._admit_hit(before, after, name, asynchronous=False)
+        self._build(before, after, name, BLOCK_SIZE)
 
-    def _gone(self, before: State, after: State) -> None:
-        for r, (old, new) in enumerate(zip(before["rst"], after["rst"], strict=True), 1):
-            if old != new:
-                self.ledger.end_generation(str(r))
+    def _admit_hit(self, before: State, after: State, name: str, *, asynchronous: bool) -> None:
+        request, local = self.requests[name], _local_prefix(before, after, name)
+        wanted = sum(b != 0 for b in after["tbl"][int(name) - 1]) - local - (not asynchronous)
+        offered, later = self.side.match(request, local * BLOCK_SIZE)  # type: ignore[arg-type]
+        if (offered or 0) < wanted * BLOCK_SIZE:
+            raise Divergence(f"kvledger offers {(offered or 0) // BLOCK_SIZE} blocks, the model loads {wanted}")
+        if later != asynchronous:
+            raise Divergence(f"kvledger loads {'asynchronously' if later else 'synchronously'}, the model does not")
+        self.side.admitted(request, self.tables[name], wanted * BLOCK_SIZE)
+        request.num_computed_tokens = (local + wanted) * BLOCK_SIZE
+
+    def _tokens(self, before: State, after: State, name: str, full: int | None = None) -> int:
+        """Tokens scheduled for a request: a block, or half of one."""
+        r = int(name) - 1
+        done = before["full"][r] if full is None else full
+        self.requests[name].num_computed_tokens = done * BLOCK_SIZE
+        return max(1, (after["full"][r] - done) * BLOCK_SIZE)
+
+    def _build(self, before: State, after: State, name: str, tokens: int) -> None:
+        if before["nextJob"] > self.bounds.max_job:  # the model's only bound on time: as if the budget were used up
+            self.ledger._pins.fits = lambda _chosen, _block: False  # type: ignore[method-assign]
+        scheduled = {name: tokens} if tokens else {}
+        self._send(StepOutput({str(x) for x in before["preempted"]}, scheduled, self.tables), before, after)
+        self.requests[name].num_computed_tokens += tokens
+
+    def _send(self, output: StepOutput, before: State, after: State) -> None:
+        step = self.side.build_step(output)  # type: ignore[arg-type]
+        for job in step.jobs:
+            self.jobs[job.job_id] = job
+            sent = after["job"][before["nextJob"] - 1] if before["nextJob"] <= len(after["job"]) else {"items": ()}
+            self.indices[job.job_id] = sorted(i for i, _, _ in sent["items"]) or [*range(1, len(job.block_ids) + 1)]
+        self.pipe.append((step.jobs, []))
+
+    def do_EmptyStep(self, before: State, after: State) -> None:  # noqa: N802
+        if not self.side.has_open_jobs() and not any(s != "none" for s in before["rst"]):
+            raise Divergence("there is no request and kvledger has no push work, so core does not step")
+        self._send(StepOutput({str(x) for x in before["preempted"]}), before, after)
+
+    def do_Preempt(self, before: State, after: State) -> None:  # noqa: N802
+        request = self.requests[str(_changed(before["rst"], after["rst"]) + 1)]
+        request.num_preemptions += 1
+        request.num_computed_tokens = 0
+
+    def do_PreemptForSpace(self, before: State, after: State) -> None:  # noqa: N802
+        if self.side.has_pending_block_frees():
+            raise Divergence("kvledger says that blocks are about to be freed, so core waits and does not preempt")
+        self.do_Preempt(before, after)
 
     def do_Finish(self, before: State, after: State) -> None:  # noqa: N802
-        self._gone(before, after)
+        self.side.finished(self.requests[str(_changed(before["rst"], after["rst"]) + 1)])  # type: ignore[arg-type]
 
-    def do_Abort(self, before: State, after: State) -> None:  # noqa: N802
-        self._gone(before, after)
+    do_Abort = do_Finish  # noqa: N815
 
-    def do_UpdateFromOutput(self, _before: State, _after: State) -> None:  # noqa: N802
+    def do_Reset(self, before: State, after: State) -> None:  # noqa: N802
+        if not self.side.reset():
+            raise Divergence("kvledger refuses to reset")
+        self.epochs.append(self.ledger.epoch)
+        if before["store"] != after["store"]:
+            self.objects.wipe()
+
+    def do_UpdateFromOutput(self, before: State, after: State) -> None:  # noqa: N802
         _, reports = self.pipe.pop(0)
-        for report in reports:
-            settled = self.ledger.apply_report(report, NOW)
-            if settled is not None and settled.job.kind is Kind.LOAD and settled.bad:
-                self.ledger.forget_known([settled.job.hashes[p] for p in settled.bad])
+        self.pool.evicted = set()
+        self.side.apply_reports(reports)
+        self._recompute(before, after)
+        lost = {
+            b
+            for b, (old, new) in enumerate(zip(before["cached"], after["cached"], strict=True), 1)
+            if new == "none" != old
+        }
+        if not lost <= self.pool.evicted:
+            raise Divergence(
+                f"blocks {sorted(lost)} hold wrong bytes, and {sorted(self.pool.evicted)} left the prefix cache"
+            )
+
+    def _recompute(self, before: State, after: State) -> None:
+        """After a load core counts as computed what arrived; after a failed one what comes before it."""
+        for r, full in enumerate(after["full"]):
+            if (full, after["rst"][r]) != (before["full"][r], before["rst"][r]):
+                self.requests[str(r + 1)].num_computed_tokens = full * BLOCK_SIZE
+
+    def do_StallTimeout(self, _before: State, _after: State) -> None:  # noqa: N802
+        self.now += self._settings.stall_timeout_s + 1.0
+
+    def do_BecomeCalm(self, _before: State, _after: State) -> None:  # noqa: N802
+        """Nothing: the disturbances stay away from now on."""
+
+    # -- ranks -------------------------------------------------------------
 
     def do_RankAccept(self, before: State, after: State) -> None:  # noqa: N802
         k = _changed(before["hooked"], after["hooked"])
@@ -139,200 +236,114 @@ class LedgerAdapter:
 
     def do_TakeReports(self, before: State, after: State) -> None:  # noqa: N802
         k = _changed(before["polled"], after["polled"])
-        self.pipe[before["polled"][k]][1].extend(self.rank[k].take_reports())
+        reports = self.rank[k].take_reports()
+        self.said.update({(k, r.job_id): r for r in reports})
+        self.pipe[before["polled"][k]][1].extend(reports)
+
+    def do_ReplayReport(self, before: State, after: State) -> None:  # noqa: N802
+        ((k, j),) = after["pipe"][0]["rep"] - before["pipe"][0]["rep"]
+        self.pipe[0][1].append(self.said[k - 1, j])
 
     def do_RankStart(self, before: State, after: State) -> None:  # noqa: N802
         k, j = _changed_job(before, after)
-        started = self.rank[k].start(self.jobs[j].kind, NOW)
+        started = self.rank[k].start(self._job(j).kind, self.now)
         if started is None or started.job_id != j:
             raise Divergence(f"rank {k} starts {started}, the model job {j}")
 
     def do_RankDrop(self, before: State, after: State) -> None:  # noqa: N802
         k, j = _changed_job(before, after)
-        self.rank[k].drop(self.jobs[j])
+        self.rank[k].drop(self._job(j))
 
     def do_RankFinish(self, before: State, after: State) -> None:  # noqa: N802
         k, j = _changed_job(before, after)
-        bad = self._positions(j, after["rk"][k][j - 1]["bad"])
+        bad = self.positions(j, before["rk"][k][j - 1]["bad"])
         self.rank[k].finish(j, Result.FAILED if bad else Result.DONE, bad)
 
     def do_RankQuarantine(self, before: State, after: State) -> None:  # noqa: N802
         k, j = _changed_job(before, after)
-        if not self.rank[k].quarantine(j, self._positions(j, after["rk"][k][j - 1]["bad"]), NOW):
+        if not self.rank[k].quarantine(j, self.positions(j, after["rk"][k][j - 1]["bad"]), self.now):
             raise Divergence(f"rank {k} refuses to quarantine job {j}")
 
     def do_RankExpire(self, before: State, after: State) -> None:  # noqa: N802
+        """The bound of this job passes. It is longer than any transfer outlives its call: never while bytes move."""
         k, j = _changed_job(before, after)
-        entry = self.rank[k]._jobs[j]
-        entry.until = NOW
-        entry.bad = entry.bad and self._positions(j, after["rk"][k][j - 1]["bad"])
-        if self.rank[k].expire(NOW) != [j]:
-            raise Divergence(f"rank {k} does not expire job {j}")
-
-    def _positions(self, j: int, indices: frozenset[int]) -> tuple[int, ...]:
-        first = self._first.get(j, 1)
-        return tuple(sorted(i - first for i in indices))
-
-    # -- states ------------------------------------------------------------
-
-    @property
-    def _first(self) -> dict[int, int]:
-        """Model index of position 0 of each job."""
-        return {j: min(self._index[j]) for j in self._index}
-
-    _index: dict[int, list[int]]
-
-    def learn(self, state: State) -> None:
-        """Note the indices of the jobs in a state (they are forgotten in it when they are over)."""
-        known: dict[int, list[int]] = getattr(self, "_index", {})
-        for j, job in enumerate(state["job"], 1):
-            if job["items"]:
-                known[j] = sorted(i for i, _, _ in job["items"])
-        self._index = known
-
-    def compare(self, state: State) -> list[str]:
-        """Where kvledger's state differs from the model's."""
-        return [*self._compare_jobs(state), *self._compare_trackers(state), *self._compare_ranks(state)]
-
-    def _compare_jobs(self, state: State) -> list[str]:
-        out = []
-        live = {j: e for j, e in enumerate(state["led"], 1) if e["st"] == "live"}
-        mine = {j: (frozenset(range(self.ranks)) - frozenset(e.waiting)) for j, e in self.ledger._open.items()}
-        theirs = {j: frozenset(k - 1 for k in e["rep"]) for j, e in live.items()}
-        if mine != theirs:
-            out.append(f"open jobs and who has reported: {mine}, model {theirs}")
-        pins: dict[int, int] = {}
-        for entry in live.values():
-            for b in entry["held"]:
-                pins[b] = pins.get(b, 0) + 1
-        if dict(self.ledger._pins.blocks()) != pins:
-            out.append(f"pins: {dict(self.ledger._pins.blocks())}, model {pins}")
-        for j in live:
-            items = sorted(state["job"][j - 1]["items"])
-            job = self.jobs[j]
-            if (job.block_ids, job.hashes) != (tuple(b for _, b, _ in items), tuple(_name(h) for _, _, h in items)):
-                out.append(f"job {j}: {job.block_ids} {job.hashes}, model {items}")
-        letters = {h for prompt in state["rp"] for h in prompt} | set(state["known"])
-        known = {h for h in letters if _name(h) in self.ledger._known}
-        if known != set(state["known"]):
-            out.append(f"known stored: {known}, model {set(state['known'])}")
-        return out
-
-    def _compare_trackers(self, state: State) -> list[str]:
-        theirs = {
-            str(r): (_due(t["front"], {i - 1 for i in t["retry"]}, len(state["rp"][r - 1])), t["load"])
-            for r, t in enumerate(state["trk"], 1)
-            if t["gen"]
-        }
-        mine = {
-            r: (
-                _due(t.frontier, set(t.retry), len(state["rp"][int(r) - 1])),
-                "none" if t.load.value == "loaded" else t.load.value,
+        moving = any((rank, job) == (k + 1, j) for rank, job, _ in before["dma"])
+        if not moving and j in self.rank[k]._jobs:
+            self.rank[k]._jobs[j].until = self.now
+        if self.rank[k].expire(self.now) != [j]:
+            raise Divergence(
+                f"rank {k} does not report job {j}: {'its bytes move, the bound has not passed' if moving else 'why?'}"
             )
-            for r, t in self.ledger._trackers.items()
-        }
-        return [] if mine == theirs else [f"trackers (still to store, load): {mine}, model {theirs}"]
 
-    def _compare_ranks(self, state: State) -> list[str]:
-        lives = {"queued": "queued", "running": "running", "quar": "quarantined"}
-        out = []
-        for k, row in enumerate(state["rk"]):
-            theirs = {j: lives[e["st"]] for j, e in enumerate(row, 1) if e["st"] in lives}
-            mine = {j: e.life.value for j, e in self.rank[k]._jobs.items()}
-            if mine != theirs:
-                out.append(f"jobs of rank {k}: {mine}, model {theirs}")
-            ready = {j: self._positions(j, e["bad"]) for j, e in enumerate(row, 1) if e["st"] == "ready"}
-            unread = {r.job_id: r.bad for r in self.rank[k]._reports}
-            if unread != ready:
-                out.append(f"unread reports of rank {k}: {unread}, model {ready}")
-        return out
+    def _job(self, j: int) -> Job:
+        if j not in self.jobs:
+            raise Divergence(f"kvledger has emitted no job {j}")
+        return self.jobs[j]
 
-    # -- refusals ----------------------------------------------------------
+    def positions(self, j: int, indices: frozenset[int]) -> tuple[int, ...]:
+        """Positions in the job of the model's block indices."""
+        order = self.indices.get(j, [])
+        return tuple(sorted(order.index(i) for i in indices if i in order))
 
-    def sweep(self, state: State) -> int:
-        """Try what the model forbids here; each must be refused and change nothing. Returns how many were tried.
+    # -- the transfer engine and the store ----------------------------------
 
-        Raises:
-            Divergence: something forbidden went through.
-        """
-        tried = 0
-        for j, job in self.jobs.items():
-            for k, rank in enumerate(self.rank):
-                tried += self._sweep_rank(state, j, job, k, rank)
-                tried += self._sweep_report(state, j, job, k)
-        for r, tracker in enumerate(state["trk"], 1):
-            tried += self._sweep_emit(str(r), tracker)
-        wrong = self.compare(state)
-        if wrong:
-            raise Divergence(f"a refusal changed something: {wrong[0]}")
-        return tried
+    def do_DmaMove(self, before: State, after: State) -> None:  # noqa: N802
+        """A store's bytes go from the block that kvledger named to the key that kvledger made. (Loads: core's memory.)"""
+        k, j, i = self._moved(before, after)
+        job = self._job(j)
+        if before["job"][j - 1]["kind"] == "store":
+            position = self.indices[j].index(i)
+            content = before["mem"][k - 1][job.block_ids[position] - 1]
+            self.objects.put(k - 1, job.hashes[position], job.epoch, content)
 
-    def _sweep_rank(self, state: State, j: int, job: Job, k: int, rank: RankLedger) -> int:
-        life, tried = state["rk"][k][j - 1]["st"], 0
-        forbidden = []
-        if life != "none":
-            forbidden.append(("accept", lambda: rank.accept(job)))
-        if life not in ("none", "queued"):
-            forbidden.append(("drop", lambda: rank.drop(job)))
-        if life != "queued":
-            forbidden += [("start_job", lambda: rank.start_job(j, NOW)), ("cancel", lambda: rank.cancel(j))]
-        if life != "running":
-            forbidden += [
-                ("finish", lambda: rank.finish(j, Result.DONE)),
-                ("quarantine", lambda: rank.quarantine(j, (), NOW)),
-                ("proceed", lambda: rank.proceed(j, NOW)),
-                ("give_up", lambda: rank.give_up(j)),
-            ]
-        for name, attempt in forbidden:
-            tried += 1
-            if not _refused(attempt):
-                raise Divergence(f"rank {k} lets {name} of job {j} through although it is {life}")
-        return tried
+    def do_DmaFail(self, before: State, after: State) -> None:  # noqa: N802
+        """Told with the report."""
+        self._moved(before, after)
 
-    def _sweep_report(self, state: State, j: int, job: Job, k: int) -> int:
-        entry = state["led"][j - 1]
-        reports = [Report(job_id=j, rank=self.ranks, result=Result.DONE)]
-        if entry["st"] != "live" or k + 1 in entry["rep"]:
-            reports.append(Report(job_id=j, rank=k, result=Result.DONE))
-        else:
-            reports += [
-                Report(job_id=j, rank=k, result=Result.FAILED),
-                Report(job_id=j, rank=k, result=Result.DONE, bad=(0,)),
-                Report(job_id=j, rank=k, result=Result.FAILED, bad=(len(job.block_ids),)),
-            ]
-        for report in reports:
-            if not _refused(lambda report=report: self.ledger.apply_report(report, NOW)):
-                raise Divergence(f"{report} is taken although the model forbids it")
-        return len(reports)
+    def _moved(self, before: State, after: State) -> tuple[int, int, int]:
+        ((k, j, i),) = before["dma"] - after["dma"]
+        if j not in self.rank[k - 1]._jobs:
+            self.late.append(j)
+        return k, j, i
 
-    def _sweep_emit(self, request: str, tracker: State) -> int:
-        attempts = [lambda: self.ledger.emit_store(request, 9, [1], [b"a"], now=NOW)]
-        if tracker["gen"] == 0 or tracker["load"] == "pending":
-            attempts.append(lambda: self.ledger.emit_load(request, [1], [b"a"], sync=False, now=NOW))
-        for attempt in attempts:
-            if not _refused(attempt):
-                raise Divergence(f"a job is emitted for request {request} although the model forbids it")
-        return len(attempts)
+    def do_Evict(self, before: State, after: State) -> None:  # noqa: N802
+        k, (letter, epoch) = _changed_object(before, after)
+        self.objects.remove(k, _name(letter), self.epochs[epoch])
+
+    def do_ForeignPut(self, before: State, after: State) -> None:  # noqa: N802
+        k, (letter, epoch) = _changed_object(before, after)
+        self.objects.put(k, _name(letter), self.epochs[epoch], after["store"][k][letter, epoch])
 
 
-def _refused(attempt: Any) -> bool:
-    """Refused: an error of the protocol, or the documented answer that nothing was done."""
-    try:
-        return attempt() in (False, None) and attempt.__name__ == "<lambda>" and attempt() is False
-    except ProtocolError:
-        return True
+def _name(letter: str) -> bytes:
+    return letter.encode()
 
 
-def _due(frontier: int, retry: set[int], length: int) -> frozenset[int]:
-    """Block indices still to be stored. Whether one counts as never issued or as to be retried makes no difference: under
-    pressure kvledger leaves the frontier where it is when nothing can be issued, the model moves it and notes a retry."""
-    return frozenset(range(frontier, length)) | retry
-
-
-def _changed(before: tuple[Any, ...], after: tuple[Any, ...]) -> int:
+def _changed(before: Any, after: Any) -> int:
     return next(k for k, (a, b) in enumerate(zip(before, after, strict=True)) if a != b)
 
 
 def _changed_job(before: State, after: State) -> tuple[int, int]:
     k = _changed(before["rk"], after["rk"])
     return k, _changed(before["rk"][k], after["rk"][k]) + 1
+
+
+def _changed_object(before: State, after: State) -> tuple[int, tuple[str, int]]:
+    k = _changed(before["store"], after["store"])
+    return k, next(x for x, content in after["store"][k].items() if content != before["store"][k][x])
+
+
+def _scheduled(before: State, after: State) -> str:
+    """Name of the request that the new step works for."""
+    slot = sum(s["on"] for s in before["pipe"])
+    return str(after["pipe"][slot]["req"])
+
+
+def _local_prefix(before: State, after: State, name: str) -> int:
+    """Blocks at the head of the new table that were in the prefix cache: core's local hit."""
+    r = int(name) - 1
+    prompt, table = after["rp"][r], after["tbl"][r]
+    count = 0
+    while count < len(prompt) - 1 and table[count] and before["cached"][table[count] - 1] == prompt[count]:
+        count += 1
+    return count

@@ -29,6 +29,10 @@ PROFILES: dict[str, dict[str, Any]] = {
 NAMES = st.sampled_from("xyz")
 PROMPTS = st.tuples(st.sampled_from(["a", "ab", "abc", "abcd", "b", "bcd", "abd"]), st.integers(0, 3))
 TOKENS = st.integers(1, 12)
+STOPS = st.sampled_from([0, 0, 0, 1, 2, 3])
+PACES = st.sampled_from(["late", "early", "rush"])
+LAGS = st.sampled_from(["gpu", "gpu", "none", "worker", "rank0", "rank1"])
+"""Without effect while one step is in flight."""
 RANKS = st.integers(0, 1)
 OPERATIONS = st.sampled_from(["put", "get"])
 PHASES = st.sampled_from(["before", "during", "after"])
@@ -93,9 +97,9 @@ class Machine(RuleBasedStateMachine):
             return False
         engine, world = self._driver.engine, self._driver.world
         if fact == "work":
-            return bool(engine.scheduler.has_requests())
+            return engine.busy
         if fact == "idle":
-            return not engine.scheduler.has_requests()
+            return not engine.busy
         if fact == "runs":
             return bool(engine.scheduler.running) and not engine.starve
         if fact == "gates":
@@ -148,6 +152,7 @@ class Machine(RuleBasedStateMachine):
             "late copy": bool(engine.world.late()),
             "store": any(t.operation == "put" for t in engine.world.transfers),
             "weights changed": bool(engine.weights),
+            "written after it was freed": engine.writes_to_free,
         }
         self.tally.seen.update(name for name, true in facts.items() if true)
 
@@ -155,14 +160,14 @@ class Machine(RuleBasedStateMachine):
 class Requests(Machine):
     """Arrivals, steps, aborts: in every machine."""
 
-    @rule(name=NAMES, prompt=PROMPTS, tokens=TOKENS)
-    def add(self, name: str, prompt: tuple[str, int], tokens: int) -> None:
-        self.act("add", name=name, blocks=prompt[0], tail=prompt[1], tokens=tokens)
+    @rule(name=NAMES, prompt=PROMPTS, tokens=TOKENS, stop=STOPS)
+    def add(self, name: str, prompt: tuple[str, int], tokens: int, stop: int) -> None:
+        self.act("add", name=name, blocks=prompt[0], tail=prompt[1], tokens=tokens, stop=stop)
 
     @when("work")
-    @rule(pace=st.sampled_from(["late", "early", "rush"]))
-    def step(self, pace: str) -> None:
-        self.act("step", pace=pace)
+    @rule(pace=PACES, lag=LAGS)
+    def step(self, pace: str, lag: str) -> None:
+        self.act("step", pace=pace, lag=lag)
 
     @when("work")
     @rule()
@@ -198,9 +203,9 @@ class Stores(Requests):
         self.act("open", rank=rank, operation="put")
 
     @when("work")
-    @rule(name=NAMES)
-    def abort(self, name: str) -> None:
-        self.act("abort", name=name)
+    @rule(name=NAMES, during=st.booleans())
+    def abort(self, name: str, during: bool) -> None:
+        self.act("abort", name=name, during=during)
 
 
 class Loads(Requests):
@@ -218,9 +223,9 @@ class Loads(Requests):
         self.act("open", rank=rank, operation="get")
 
     @when("work")
-    @rule(name=NAMES)
-    def abort(self, name: str) -> None:
-        self.act("abort", name=name)
+    @rule(name=NAMES, during=st.booleans())
+    def abort(self, name: str, during: bool) -> None:
+        self.act("abort", name=name, during=during)
 
     @when("runs")
     @rule()
@@ -336,6 +341,17 @@ SHAPES = (
     compat.Shape(ranks=2, num_blocks=12),
     compat.Shape(ranks=2, num_blocks=17, max_num_batched_tokens=8),
 )
+
+TWO_STEPS = (
+    *(dataclasses.replace(shape, depth=2) for shape in SHAPES),
+    compat.Shape(ranks=1, num_blocks=12, depth=2, role="kv_producer"),
+)
+"""Two steps in flight, as with asynchronous scheduling."""
+
+
+def shapes_of(depth: int) -> tuple[compat.Shape, ...]:
+    """Shapes with this many steps in flight."""
+    return SHAPES if depth == 1 else TWO_STEPS
 
 
 def machine_for(

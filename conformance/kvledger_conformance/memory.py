@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from kvledger_conformance.oracle import LAYERS
+from kvledger_conformance.stream import Stream
 
 GARBAGE = -7
 
@@ -19,6 +20,7 @@ class Rank:
     connector: Any
     tensors: dict[str, torch.Tensor]
     cells: list[Any] = field(default_factory=list)
+    stream: Stream = field(default_factory=Stream)
 
     @classmethod
     def build(cls, index: int, connector: Any, num_blocks: int, block_size: int) -> "Rank":

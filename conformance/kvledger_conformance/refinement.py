@@ -35,6 +35,9 @@ def _references(engine: Engine, ledger: Any) -> list[str]:
     for table in engine.tables().values():
         for block in table:
             owners[block] = owners.get(block, 0) + 1
+    for _, blocks in getattr(engine.scheduler, "deferred_frees", ()):  # core gives these back when a step is over
+        for block in blocks:
+            owners[block.block_id] = owners.get(block.block_id, 0) + 1
     pins = dict(ledger._pins.blocks())
     wrong = [
         f"block {b.block_id}: {b.ref_cnt} references, {owners.get(b.block_id, 0)} owners, {pins.get(b.block_id, 0)} pins"

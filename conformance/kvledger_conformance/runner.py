@@ -60,18 +60,22 @@ def run(
     chosen: tuple[str, ...] = tuple(machines.MACHINES),
     reuse_ids: str = "at once",
     seconds: float | None = None,
+    depth: int = 1,
 ) -> Result:
-    """Scenarios and the chosen machines against one target. `seconds` bounds the machines together."""
+    """Scenarios and the chosen machines against one target. `seconds` bounds the machines together; `depth`: steps in
+    flight, for the machines and for scenarios that do not ask for more."""
     begin = time.monotonic()
-    result = Result(target.name, compat.VLLM_VERSION, profile)
+    name = target.name if depth == 1 else f"{target.name}, {depth} steps in flight"
+    result = Result(name, compat.VLLM_VERSION, profile)
     for scenario in SCENARIOS:
-        _run_scenario(target, scenario, result, say)
+        shape = dataclasses.replace(scenario.shape, depth=max(depth, scenario.shape.depth))
+        _run_scenario(target, dataclasses.replace(scenario, shape=shape), result, say)
     machines_begin = time.monotonic()
     for number, name in enumerate(chosen):
         left = None
         if seconds is not None:
             left = (seconds - (time.monotonic() - machines_begin)) / (len(chosen) - number)
-        _run_machine(target, name, profile, reuse_ids, left, result, say)
+        _run_machine(target, name, profile, reuse_ids, depth, left, result, say)
     result.seconds = round(time.monotonic() - begin, 1)
     return result
 
@@ -104,6 +108,7 @@ def _run_machine(
     name: str,
     profile: str,
     reuse_ids: str,
+    depth: int,
     seconds: float | None,
     result: Result,
     say: Say,
@@ -111,7 +116,7 @@ def _run_machine(
     past: frozenset[str] = frozenset()
     deadline = None if seconds is None else time.monotonic() + seconds
     for _ in range(FINDINGS_PER_MACHINE):
-        machine = machines.machine_for(name, target, past=past, reuse_ids=reuse_ids)
+        machine = machines.machine_for(name, target, past=past, shapes=machines.shapes_of(depth), reuse_ids=reuse_ids)
         begin = time.monotonic()
         violation = machines.run_machine(machine, profile, deadline=deadline)
         took = time.monotonic() - begin

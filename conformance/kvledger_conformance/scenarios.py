@@ -30,8 +30,8 @@ def _do(action: str, **arguments: Any) -> dict[str, Any]:
     return {"do": action, **arguments}
 
 
-def _add(name: str, blocks: str, tail: int = 1, tokens: int = 2) -> dict[str, Any]:
-    return _do("add", name=name, blocks=blocks, tail=tail, tokens=tokens)
+def _add(name: str, blocks: str, tail: int = 1, tokens: int = 2, **more: Any) -> dict[str, Any]:
+    return _do("add", name=name, blocks=blocks, tail=tail, tokens=tokens, **more)
 
 
 STEP = _do("step")
@@ -40,6 +40,11 @@ PREEMPTED = [_do("until_preempted")]
 BYTES = frozenset({"blocks-held-during-dma", "stored-bytes-right", "computes-on-right-bytes", "load-errors-complete"})
 STORED_AND_FORGOTTEN = [_add("a", "abc"), _do("steps", count=8), _do("forget")]
 """Prompt abc is in the store and not in the local cache."""
+
+STOPS_WITH_A_STEP_IN_FLIGHT = [_add("x", "d", tokens=8, stop=3), *[STEP] * 4]
+"""x has got its last token, and one more step for it is in flight: its blocks are free, if core does not defer that."""
+LOADS_NEXT = [_add("b", "abc", tail=2, tokens=4), _do("step", pace="early"), _do("steps", count=6)]
+"""A load that is over before the forwards in flight have run."""
 
 SCENARIOS = (
     Scenario(
@@ -407,5 +412,89 @@ SCENARIOS = (
             *[_add(n, b, tokens=12) for n, b in (("a", "abc"), ("b", "bcd"), ("c", "cde"), ("d", "def"))],
             _do("steps", count=60),
         ],
+    ),
+    Scenario(
+        "an abort that core hears of with the output of the step that runs",
+        "EngineCore._process_aborts_queue",
+        "goes-idle",
+        [
+            _do("hold", rank=0, operation="put"),
+            _add("a", "abc", tokens=8),
+            _do("abort", name="a", during=True),
+            STEP,
+            _do("forget"),
+            *[STEP] * 2,
+        ],
+    ),
+    Scenario(
+        "two steps in flight: a producer loads into a block that a stopped request's step still writes",
+        "W-03",
+        "load-errors-complete",
+        [*STORED_AND_FORGOTTEN, *STOPS_WITH_A_STEP_IN_FLIGHT, *LOADS_NEXT],
+        Shape(depth=2, role="kv_producer"),
+    ),
+    Scenario(
+        "two steps in flight: a producer loads into a block that an aborted request's step still writes",
+        "W-03",
+        "load-errors-complete",
+        [*STORED_AND_FORGOTTEN, _add("x", "d", tokens=8), *[STEP] * 4, _do("abort", name="x"), *LOADS_NEXT],
+        Shape(depth=2, role="kv_producer"),
+    ),
+    Scenario(
+        "two steps in flight: the same with a role for which core defers the blocks",
+        "W-03, contract G10",
+        "load-errors-complete",
+        [*STORED_AND_FORGOTTEN, *STOPS_WITH_A_STEP_IN_FLIGHT, *LOADS_NEXT],
+        Shape(depth=2),
+    ),
+    Scenario(
+        "two steps in flight: a store is told while the step that computes its blocks has not run",
+        "vllm-ascend#4412",
+        "stored-bytes-right",
+        [_add("a", "abc", tokens=8), _do("step", pace="rush"), _do("step", pace="rush"), _do("abort", name="a"), STEP],
+        Shape(depth=2),
+    ),
+    Scenario(
+        "two steps in flight: one rank is a step behind",
+        "vLLM #51637 kind",
+        "goes-idle",
+        [
+            _do("hold", rank=1, operation="put"),
+            _add("a", "abcd", tail=2, tokens=8),
+            *[_do("step", lag="rank1")] * 4,
+            _do("abort", name="a"),
+            _add("b", "abd", tail=1, tokens=4),
+            *[_do("step", lag="rank0")] * 3,
+            _do("open"),
+            _do("steps", count=4),
+        ],
+        Shape(ranks=2, depth=2, max_num_batched_tokens=8),
+    ),
+    Scenario(
+        "two steps in flight: preempted with a step in flight, resumed while the store of it is held",
+        "vLLM #52360, contract G10",
+        "blocks-held-during-dma",
+        [
+            _do("hold", rank=0, operation="put"),
+            _add("a", "abc", tokens=8),
+            *[STEP] * 2,
+            _do("preempt"),
+            *PREEMPTED,
+            _do("forget"),
+            *[STEP] * 3,
+        ],
+        Shape(depth=2, role="kv_producer"),
+    ),
+    Scenario(
+        "two steps in flight: a synchronous load fails when the next step is scheduled already",
+        "found by this suite (docs/found.md, K3)",
+        "outputs-right",
+        [
+            *STORED_AND_FORGOTTEN,
+            _do("fault", operation="get", kind="code", code=-704, position=1),
+            _add("b", "abc", tail=2),
+            _do("steps", count=8),
+        ],
+        Shape(depth=2),
     ),
 )

@@ -78,3 +78,5 @@ def _simpler(action: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield {**action, key: False}
         elif key == "pace" and value != "late":
             yield {**action, key: "late"}
+        elif (key == "lag" and value != "gpu") or (key in ("stop", "during") and value):
+            yield {k: v for k, v in action.items() if k != key}

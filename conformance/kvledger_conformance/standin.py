@@ -9,6 +9,8 @@ The answers, odd ones included, are those of Mooncake 0.3.13; a differential tes
 """
 
 import contextlib
+import importlib
+import importlib.machinery
 import sys
 import threading
 import types
@@ -465,12 +467,17 @@ def _shape(
 
 @contextlib.contextmanager
 def installed(world: World) -> Iterator[World]:
-    """`mooncake.store` is the stand-in, on `world`, inside the block; handles made in it keep this world."""
+    """`mooncake.store` is the stand-in, on `world`, inside the block; handles made in it keep this world.
+
+    Whether Mooncake is installed does not matter, nor how the connector imports it.
+    """
     global _world  # noqa: PLW0603 - the native module has one namespace per process, and so has its stand-in
-    module = types.ModuleType("mooncake.store")
-    module.MooncakeDistributedStore = MooncakeDistributedStore  # type: ignore[attr-defined]
-    module.ReplicateConfig = ReplicateConfig  # type: ignore[attr-defined]
+    names = {"MooncakeDistributedStore": MooncakeDistributedStore, "ReplicateConfig": ReplicateConfig}
+    module = _module("mooncake.store", **names)
+    parent = _parent()
+    outer = vars(parent).get("store")
     before, sys.modules["mooncake.store"] = sys.modules.get("mooncake.store"), module
+    parent.store = module  # type: ignore[attr-defined]
     previous, _world = _world, world
     try:
         yield world
@@ -480,3 +487,23 @@ def installed(world: World) -> Iterator[World]:
             sys.modules.pop("mooncake.store", None)
         else:
             sys.modules["mooncake.store"] = before
+        if outer is None:
+            del parent.store
+        else:
+            parent.store = outer  # type: ignore[attr-defined]
+
+
+def _module(name: str, **names: Any) -> types.ModuleType:
+    module = types.ModuleType(name)
+    module.__spec__ = importlib.machinery.ModuleSpec(name, None)  # `find_spec` wants one of whatever is imported
+    vars(module).update(names)
+    return module
+
+
+def _parent() -> types.ModuleType:
+    """The package `mooncake`: the installed one if it imports here, else an empty one, which stays."""
+    try:
+        return importlib.import_module("mooncake")
+    except Exception:  # noqa: BLE001 - also a Mooncake for other hardware, whose libraries are missing
+        sys.modules["mooncake"] = parent = _module("mooncake", __path__=[])
+        return parent

@@ -15,9 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
-from kvledger_conformance import compat, master, refinement, standin
-from kvledger_conformance.engine import Engine, VirtualClock, build_engine
+from kvledger_conformance import compat, master, refinement, standin, stream
+from kvledger_conformance.build import build_engine
+from kvledger_conformance.engine import Engine, VirtualClock
+from kvledger_conformance.properties import Impossible
 
 _numbers = itertools.count(1)
 
@@ -64,9 +67,9 @@ class Target:
 def running(target: Target, shape: compat.Shape, world: standin.World, note: Callable[[str], None]) -> Iterator[Engine]:
     """An engine around the target's connector, closed at the end whatever happened."""
     clock = VirtualClock()
-    connector_class = target.load()
     with contextlib.ExitStack() as stack:
         stack.enter_context(standin.installed(world))
+        connector_class = target.load()  # here: its module may say `from mooncake.store import ...`
         port = master.MasterPort()
         stack.callback(port.close)
         stack.enter_context(target.around(clock, port.address))
@@ -78,14 +81,21 @@ def running(target: Target, shape: compat.Shape, world: standin.World, note: Cal
         def make_connector(role: Any, rank: int) -> Any:
             return connector_class(config(rank), role, compat.make_cache_config(shape))
 
-        engine = build_engine(
-            shape, world, clock, make_connector, lambda: compat.make_scheduler(shape, config(0)), note
-        )
+        try:
+            engine = build_engine(
+                shape, world, clock, make_connector, lambda: compat.make_scheduler(shape, config(0)), note
+            )
+        except Exception as error:
+            if shape.depth == 1:
+                raise
+            raise Impossible(f"the connector refuses two steps in flight: {error}") from error
         engine.refine = target.refine
         try:
             yield engine
         finally:
             world.shut()
+            for rank in engine.ranks:
+                rank.stream.shut()
             _shutdown(engine)
             target.close(engine)
 
@@ -118,9 +128,21 @@ def _kvledger_extra(address: str) -> dict[str, Any]:
     }
 
 
+class _Fence:
+    """kvledger's compute fence on a rank's stream; on a CPU it would be nothing, for there the forward has returned."""
+
+    def __init__(self, _device: Any) -> None:
+        self._event = stream.recorded()
+
+    def wait(self, *_bound: float) -> None:
+        """Until everything launched before has run."""
+        self._event.synchronize()
+
+
 @contextlib.contextmanager
 def _kvledger_clock(clock: VirtualClock, _address: str) -> Iterator[None]:
-    """kvledger asks `time.monotonic` in a few modules; here it gets the harness's clock."""
+    """kvledger asks `time.monotonic` in a few modules; here it gets the harness's clock. Its compute fence, which is
+    nothing on a CPU, is an event on the rank's stream."""
     virtual = SimpleNamespace(monotonic=clock, sleep=time.sleep, time=time.time)
     modules = [importlib.import_module(name) for name in _KVLEDGER_CLOCKED]
     side = importlib.import_module("kvledger.scheduler.side").SchedulerSide
@@ -128,8 +150,10 @@ def _kvledger_clock(clock: VirtualClock, _address: str) -> Iterator[None]:
     for module in modules:
         module.time = virtual  # type: ignore[attr-defined]
     side.__init__.__kwdefaults__["clock"] = clock
+    fences = mock.patch("kvledger.worker.rank_side.record_fence", _Fence)
     try:
-        yield
+        with fences:
+            yield
     finally:
         for module in modules:
             module.time = time  # type: ignore[attr-defined]

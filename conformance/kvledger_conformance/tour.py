@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvledger_conformance.graph import Graph, export
-from kvledger_conformance.ledger_adapter import Divergence, LedgerAdapter
+from kvledger_conformance.graph import Graph, export, read_lock
+from kvledger_conformance.ledger_adapter import LedgerAdapter
+from kvledger_conformance.ledger_state import differences, forget_views
+from kvledger_conformance.ledger_world import Bounds, Divergence
+from kvledger_conformance.refusals import sweep
 
 LOOK_AHEAD = 2000
 """States to look at for an untaken edge before going back to the start."""
@@ -26,6 +29,8 @@ class TourResult:
     resets: int = 0
     refusals: int = 0
     failure: str = ""
+    failed_in: str = ""
+    """What found the failure: the tour, or the refusal sweep."""
     labels: list[str] = field(default_factory=list)
 
     def row(self) -> dict[str, Any]:
@@ -36,9 +41,8 @@ class TourResult:
         }  # fmt: skip
 
 
-def walk(graph: Graph) -> Iterator[int | None]:
+def walk(graph: Graph, parent: dict[str, int | None]) -> Iterator[int | None]:
     """Numbers of edges in an order in which they can be taken, until all are; None: back to the initial state."""
-    parent = _tree(graph)
     left = {s: list(reversed(out)) for s, out in graph.out.items()}
     untaken = set(range(len(graph.edges)))
     waiting = deque(range(len(graph.edges)))
@@ -59,7 +63,7 @@ def walk(graph: Graph) -> Iterator[int | None]:
             at = graph.edges[number][2]
 
 
-def _tree(graph: Graph) -> dict[str, int | None]:
+def tree(graph: Graph) -> dict[str, int | None]:
     """The edge by which breadth-first search from the first initial state enters each state."""
     parent: dict[str, int | None] = {graph.initial[0]: None}
     queue = deque([graph.initial[0]])
@@ -100,55 +104,100 @@ def _ahead(graph: Graph, start: str, untaken: set[int]) -> list[int]:
     return []
 
 
-SLICES = {"store": 1, "retry": 1, "ranks": 0, "load": 1}
-"""Slices, and how often each lets a failed store be tried again (`MaxAttempts`)."""
+SLICES = ("store", "retry", "ranks", "load", "sync", "reset", "twojobs", "order", "budget")
+"""Slices that every run tours."""
+NIGHTLY = ("shared", "loads")
+"""Larger ones."""
 
 
 def folders() -> tuple[Path, Path, Path]:
-    """The model, the slices, the lock file: of the repository that this package lies in."""
+    """The model, the slices, the lock file: those in the package, else of the repository that it lies in."""
+    data = Path(__file__).resolve().parent / "data"
+    if data.is_dir():
+        return data / "model", data / "slices", data / "graph.lock"
     root = Path(__file__).resolve().parents[2]
     return root / "spec", root / "conformance" / "spec", root / "conformance" / "graph.lock"
 
 
-def graphs() -> list[Graph]:
-    """All slices, fresh from TLC."""
+def bounds(name: str) -> Bounds:
+    """The constants of a slice."""
+    return Bounds.read((folders()[1] / f"slice-{name}.cfg").read_text())
+
+
+def graphs(names: tuple[str, ...] = SLICES) -> list[Graph]:
+    """Slices, fresh from TLC."""
     spec, slices, _ = folders()
-    return [export(name, spec, slices) for name in SLICES]
+    return [export(name, spec, slices) for name in names]
 
 
 def write_lock(made: list[Graph]) -> None:
-    """Keep the graphs' figures for review."""
-    folders()[2].write_text(json.dumps({g.name: g.summary() for g in made}, indent=1) + "\n")
+    """Keep the graphs' figures for review; those of slices that are not among them stay."""
+    lock = folders()[2]
+    kept = read_lock(lock)
+    kept.update({g.name: g.summary() for g in made})
+    known = {name: kept[name] for name in (*SLICES, *NIGHTLY) if name in kept}
+    lock.write_text(json.dumps(known, indent=1) + "\n")
 
 
-def tour(graph: Graph, *, max_attempts: int = 1) -> TourResult:
+def tour(graph: Graph) -> TourResult:
     """Drive kvledger along every edge; stops at the first divergence, with the labels since the last reset."""
     result = TourResult(graph.name, len(graph.states), len(graph.edges))
-    adapter = LedgerAdapter(graph.state(graph.initial[0]))
-    covered: set[int] = set()
-    swept: set[str] = set()
     try:
-        for number in walk(graph):
-            if number is None:
-                adapter.reset(max_attempts=max_attempts)
-                result.resets += 1
-                result.labels = []
-                continue
-            source, action, target = graph.edges[number]
-            before, after = graph.state(source), graph.state(target)
-            result.labels.append(action)
-            adapter.learn(before)
-            adapter.learn(after)
-            adapter.do(action, before, after)
-            wrong = adapter.compare(after)
-            if wrong:
-                raise Divergence(f"after {action}: {'; '.join(wrong)}")
-            result.steps += 1
-            covered.add(number)
-            if target not in swept:
-                swept.add(target)
-                result.refusals += adapter.sweep(after)
+        _Tour(graph, result).run()
     except Divergence as divergence:
         result.failure = f"{divergence} (labels since reset: {' '.join(result.labels)})"
-    result.edges_covered = len(covered)
+    finally:
+        forget_views()
     return result
+
+
+class _Tour:
+    def __init__(self, graph: Graph, result: TourResult) -> None:
+        self.graph, self.result = graph, result
+        self.adapter = LedgerAdapter(graph.state(graph.initial[0]), bounds(graph.name))
+        self.parent = tree(graph)
+        self.compared: set[str] = set()
+        """States whose path in the tree has been compared: the same history again is the same again."""
+        self.swept: set[str] = set()
+        self.covered: set[int] = set()
+
+    def run(self) -> None:
+        start = self.graph.initial[0]
+        in_tree = True
+        for number in walk(self.graph, self.parent):
+            if number is None:
+                self.adapter.reset()
+                self.result.resets += 1
+                self.result.labels = []
+                in_tree = True
+                self._sweep(start)
+                continue
+            target = self.graph.edges[number][2]
+            in_tree = in_tree and self.parent[target] == number
+            self._step(number, known=in_tree and target in self.compared)
+            if in_tree:
+                self.compared.add(target)
+            self._sweep(target)
+
+    def _step(self, number: int, *, known: bool) -> None:
+        self.result.failed_in = "tour"
+        source, action, target = self.graph.edges[number]
+        before, after = self.graph.state(source), self.graph.state(target)
+        self.result.labels.append(action)
+        self.adapter.do(action, before, after)
+        wrong = [] if known else differences(self.adapter, after)
+        if wrong:
+            raise Divergence(f"after {action}: {'; '.join(wrong)}")
+        self.result.steps += 1
+        self.covered.add(number)
+        self.result.edges_covered = len(self.covered)
+
+    def _sweep(self, name: str) -> None:
+        if name in self.swept:
+            return
+        self.result.failed_in = "refusal sweep"
+        self.swept.add(name)
+        refused = sweep(self.adapter, self.graph.state(name))
+        if not refused:
+            raise Divergence("the refusal sweep finds nothing to try here")
+        self.result.refusals += refused

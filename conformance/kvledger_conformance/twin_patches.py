@@ -13,7 +13,7 @@ from unittest import mock
 from kvledger.mooncake import client as mooncake_client
 from kvledger.protocol import Job, Kind, Ledger, RankLedger, Report, Result
 from kvledger.protocol.pins import PinTable
-from kvledger.protocol.tracker import Tracker
+from kvledger.protocol.tracker import Load, Tracker
 from kvledger.scheduler.admissions import Admissions
 from kvledger.scheduler.side import SchedulerSide
 from kvledger.worker import transfer as transfer_module
@@ -26,17 +26,27 @@ Patch = Callable[[], AbstractContextManager[Any]]
 PATCHES: dict[str, Patch] = {}
 
 
-def _patch(name: str) -> Callable[[Callable[[], Iterator[None]]], Patch]:
+def named_patch(table: dict[str, Patch], name: str) -> Callable[[Callable[[], Iterator[None]]], Patch]:
+    """Notes a generator that patches for the length of a block under a name."""
+
     def note(function: Callable[[], Iterator[None]]) -> Patch:
         patch = contextlib.contextmanager(function)
-        PATCHES[name] = patch
+        table[name] = patch
         return patch
 
     return note
 
 
-def _swap(owner: Any, name: str, new: Any) -> Any:
+def _patch(name: str) -> Callable[[Callable[[], Iterator[None]]], Patch]:
+    return named_patch(PATCHES, name)
+
+
+def swap(owner: Any, name: str, new: Any) -> Any:
+    """Another value for a name that exists, for the length of a block."""
     return mock.patch.object(owner, name, new)
+
+
+_swap = swap
 
 
 # -- references ------------------------------------------------------------
@@ -392,6 +402,41 @@ def lost_load_completion() -> Iterator[None]:
             self._results.finished_loads.clear()
 
     with _swap(RankSide, "collect", collect_good):
+        yield
+
+
+@_patch("failed-load-of-one-rank-lost")
+def failed_load_of_one_rank_lost() -> Iterator[None]:
+    """Of several ranks' reports of a load only the last one's bad blocks count, on the way to core as in the ledger."""
+    apply, collect = Ledger.apply_report, RankSide.take_bad_blocks
+
+    def apply_report(self: Ledger, report: Report, now: float) -> Any:
+        entry = self._open.get(report.job_id)
+        if entry is not None:
+            entry.bad.clear()
+            entry.result = Result.DONE
+        return apply(self, report, now)
+
+    def but_the_first(self: RankSide) -> set[int]:
+        told = collect(self)
+        return told if self._rank else set()
+
+    with _swap(Ledger, "apply_report", apply_report), _swap(RankSide, "take_bad_blocks", but_the_first):
+        yield
+
+
+@_patch("failed-sync-load-not-tainted")
+def failed_sync_load_not_tainted() -> Iterator[None]:
+    """Requests that rest on a failed synchronous load may store again once they are truncated."""
+    move = Tracker.move_load
+
+    def trusted(self: Tracker, action: str) -> None:
+        if action == "Taint":
+            self.load = Load.FAILED
+        else:
+            move(self, action)
+
+    with _swap(Tracker, "move_load", trusted):
         yield
 
 

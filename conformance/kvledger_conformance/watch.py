@@ -10,7 +10,16 @@ import threading
 import time
 
 PAUSE_S = 0.0003
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
+
+
+def _read(path: str) -> bytes:
+    """A file of the kernel's; plain calls, for this is most of what the suite does."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(fd, 1024)
+    finally:
+        os.close(fd)
 
 
 def _look(own: str) -> dict[str, tuple[str, str]] | None:
@@ -20,10 +29,8 @@ def _look(own: str) -> dict[str, tuple[str, str]] | None:
         if tid == own:
             continue
         try:
-            with open(f"/proc/self/task/{tid}/stat", "rb") as file:
-                state = file.read().rpartition(b")")[2][1:2]
-            with open(f"/proc/self/task/{tid}/schedstat", "rb") as file:
-                ran = file.read().split()
+            state = _read(f"/proc/self/task/{tid}/stat").rpartition(b")")[2][1:2]
+            ran = _read(f"/proc/self/task/{tid}/schedstat").split()
         except (FileNotFoundError, ProcessLookupError):
             return None
         if state != b"S":

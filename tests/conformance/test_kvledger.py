@@ -1,10 +1,14 @@
 """kvledger under the suite, CI profile: scenarios and machines on every mode, contract and refinement level."""
 
+import dataclasses
+
 import pytest
-from kvledger_conformance import machines, targets
-from kvledger_conformance.driver import replay
+from kvledger_conformance import compat, machines, targets
+from kvledger_conformance.driver import driving, replay
 from kvledger_conformance.properties import CONTRACT, PROPERTIES, Impossible
 from kvledger_conformance.scenarios import SCENARIOS
+
+from kvledger.errors import ConfigError
 
 MODES = ("kvledger", "kvledger-direct", "kvledger-sync", "kvledger-decode")
 
@@ -20,10 +24,45 @@ def test_scenario_breaks_nothing(mode, scenario):
     assert violation is None, violation.story
 
 
+@pytest.mark.parametrize("mode", [m for m in MODES if m != "kvledger-sync"])
+@pytest.mark.parametrize("scenario", [s for s in SCENARIOS if s.shape.depth == 1], ids=lambda s: s.name)
+def test_scenario_breaks_nothing_with_two_steps_in_flight(mode, scenario):
+    target = targets.find(mode).with_options(**dict(scenario.options))
+    try:
+        violation = replay(target, dataclasses.replace(scenario.shape, depth=2), scenario.script)
+    except Impossible as error:
+        pytest.skip(str(error))
+    assert violation is None, violation.story
+
+
 @pytest.mark.parametrize("mode", ["kvledger", "kvledger-direct"])
 @pytest.mark.parametrize("name", machines.MACHINES)
 def test_machine_finds_nothing(mode, name):
     run(mode, name)
+
+
+@pytest.mark.parametrize("mode", ["kvledger", "kvledger-direct"])
+@pytest.mark.parametrize("name", machines.MACHINES)
+def test_machine_finds_nothing_with_two_steps_in_flight(mode, name):
+    run(mode, name, depth=2)
+
+
+@pytest.mark.parametrize("name", ["stores", "everything"])
+def test_machine_finds_nothing_in_saved_decode_blocks_with_two_steps_in_flight(name):
+    run("kvledger-decode", name, depth=2)
+
+
+def test_synchronous_loads_are_refused_with_two_steps_in_flight():
+    """vLLM would deliver tokens computed on what a failed one did not bring (docs/found.md, K3)."""
+    with (
+        pytest.raises(Impossible) as refused,
+        driving(targets.find("kvledger-sync"), compat.Shape(depth=2)),
+    ):
+        pass
+    assert isinstance(refused.value.__cause__, ConfigError)
+    assert refused.value.__cause__.field == "load_async"
+    with driving(targets.find("kvledger-sync"), compat.Shape(depth=2, role="kv_producer")) as driver:
+        assert driver.engine.core is not None  # a producer does not load then, so nothing is wrong with it
 
 
 @pytest.mark.parametrize("name", ["loads", "late", "everything"])
@@ -31,8 +70,8 @@ def test_machine_finds_nothing_with_synchronous_loads(name):
     run("kvledger-sync", name)
 
 
-def run(mode: str, name: str) -> None:
-    machine = machines.machine_for(name, targets.find(mode))
+def run(mode: str, name: str, depth: int = 1) -> None:
+    machine = machines.machine_for(name, targets.find(mode), shapes=machines.shapes_of(depth))
     violation = machines.run_machine(machine, "dev", max_examples=8)
     assert violation is None, violation.story
     assert machine.tally.runs >= 8
@@ -44,9 +83,16 @@ def test_machines_reach_what_they_are_for():
     seen: set[str] = set()
     for name in ("stores", "loads", "late"):
         machine = machines.machine_for(name, targets.find("kvledger-direct"))
-        assert machines.run_machine(machine, "ci", max_examples=20) is None
+        assert machines.run_machine(machine, "ci", max_examples=12) is None
         seen |= set(machine.tally.seen)
     assert {"preemption", "load", "id reused", "store"} <= seen
+
+
+def test_two_steps_in_flight_are_what_they_claim():
+    """A request's block is written after core has given it back: the danger that depth brings is really there."""
+    machine = machines.machine_for("stores", targets.find("kvledger"), shapes=machines.TWO_STEPS[-1:])
+    assert machines.run_machine(machine, "ci", max_examples=10) is None
+    assert {"written after it was freed", "preemption", "store"} <= set(machine.tally.seen)
 
 
 def test_scenarios_name_properties_that_exist():

@@ -1,0 +1,80 @@
+"""Two steps in flight: the order is vLLM's, forwards run late, events wait for them, and W-03 is seen on vLLM's own connector."""
+
+import threading
+
+import pytest
+from kvledger_conformance import compat, targets
+from kvledger_conformance.driver import driving, replay
+from kvledger_conformance.scenarios import SCENARIOS
+from kvledger_conformance.stream import Event, Stream, on, recorded
+
+TWO = compat.Shape(depth=2)
+
+
+class TestStream:
+    def test_event_is_done_when_what_was_launched_before_it_has_run(self):
+        stream, ran = Stream(), []
+        stream.launch(lambda: ran.append(1))
+        with on(stream):
+            event = recorded()
+        stream.launch(lambda: ran.append(2))
+        assert not event.query()
+        event.synchronize()  # on the main thread the stream catches up, and no further
+        assert ran == [1]
+        assert event.query()
+
+    def test_another_thread_sleeps_until_the_forward_has_run(self):
+        stream, over = Stream(), threading.Event()
+        number = stream.launch(lambda: None)
+        with on(stream):
+            event = recorded()
+        thread = threading.Thread(target=lambda: (event.synchronize(), over.set()))
+        thread.start()
+        assert not over.is_set()
+        stream.run_to(number)
+        assert over.wait(10)
+        thread.join()
+
+    def test_event_that_was_never_recorded_is_done(self):
+        assert Event().query()
+
+
+def order_of(script):
+    seen: list[str] = []
+    with driving(targets.find("kvledger"), TWO) as driver:
+        core = driver.engine.scheduler
+        schedule, update = core.schedule, core.update_from_output
+        core.schedule = lambda *a: (seen.append("schedule"), schedule(*a))[1]
+        core.update_from_output = lambda *a: (seen.append("update"), update(*a))[1]
+        for action in script:
+            driver.do(action["do"], **{k: v for k, v in action.items() if k != "do"})
+        held = len(driver.engine.flights)
+        driver.do("finish")
+    return seen, held
+
+
+def test_core_schedules_a_step_before_it_has_the_output_of_the_one_before():
+    add = {"do": "add", "name": "a", "blocks": "a", "tail": 1, "tokens": 6}
+    seen, held = order_of([add, *[{"do": "step"}] * 3])
+    assert seen[:5] == ["schedule", "schedule", "update", "schedule", "update"]
+    assert held == 1
+    assert seen.count("schedule") == seen.count("update")
+
+
+def test_request_that_stops_leaves_a_step_in_flight():
+    with driving(targets.find("kvledger"), TWO) as driver:
+        driver.do("add", name="a", blocks="a", tail=1, tokens=8, stop=2)
+        driver.do("steps", count=3)
+        request = driver.engine.requests["a"]
+        assert request.is_finished()
+        assert len(request.output_token_ids) == 2
+        assert [list(f.output.num_scheduled_tokens) for f in driver.engine.flights] == [["a"]]
+        driver.do("finish")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # how its threads are ended
+@pytest.mark.parametrize("scenario", [s for s in SCENARIOS if s.source.startswith("W-03")], ids=lambda s: s.name)
+def test_vllms_own_connector_as_a_producer_loads_into_a_block_that_is_still_written(scenario):
+    """W-03, on the installed release; with role kv_both core defers the block, and nothing happens."""
+    violation = replay(targets.find("vllm"), scenario.shape, scenario.script)
+    assert (violation and violation.name) == (None if scenario.shape.role == "kv_both" else "load-errors-complete")
