@@ -31,6 +31,8 @@ class Check:
     source: str = ""
     mechanism: str = ""
     temporal: bool = False
+    shortest: bool = True
+    """Whether TLC's counterexample is the shortest one, and so the same each time; not for what happens in the end."""
 
     def config(self) -> cfg.Cfg:
         """The configuration: the base file, with this check's replacements and, if it must fail, its one property."""
@@ -49,6 +51,15 @@ class Check:
 
 def temporal_names() -> frozenset[str]:
     """Names that TLC must be given as PROPERTIES: their definition holds a temporal operator."""
+    return _defined_with("[]", "<>", "~>") | {"Refines"}
+
+
+def liveness_names() -> frozenset[str]:
+    """Names of properties that say what happens in the end."""
+    return _defined_with("<>", "~>")
+
+
+def _defined_with(*operators: str) -> frozenset[str]:
     names = set()
     for file in ("MooncakeStoreProps.tla", "MC.tla"):
         text = (SPEC / file).read_text(encoding="utf-8")
@@ -59,9 +70,9 @@ def temporal_names() -> frozenset[str]:
                     current = head.strip()
                 else:
                     rest = line
-                if "[]" in rest or "<>" in rest or "~>" in rest:
+                if any(operator in rest.replace("<<>>", "") for operator in operators):
                     names.add(current)
-    return frozenset(names | {"Refines"})
+    return frozenset(names)
 
 
 def _toml(path: Path) -> dict[str, Any]:
@@ -71,7 +82,7 @@ def _toml(path: Path) -> dict[str, Any]:
 def load() -> list[Check]:
     """Every check, in the order of the files."""
     manifest, registry = _toml(SPEC / "manifest.toml"), _toml(SPEC / "mutants" / "registry.toml")
-    temporal = temporal_names()
+    temporal, liveness = temporal_names(), liveness_names()
     checks = [
         Check(
             name=m["name"], kind="model", module=m.get("module", "MC"), base=m["name"],
@@ -83,7 +94,8 @@ def load() -> list[Check]:
         Check(
             name=f"MCReach_{r['name']}", kind="reach", module="MC", base=r["base"], expected="violated",
             property=f"Never_{r['name']}", constants=r.get("set", {}), bounds=f"as {r['base']}",
-            temporal=f"Never_{r['name']}" in temporal, mechanism=r["fact"], specification="Spec",
+            temporal=f"Never_{r['name']}" in temporal, shortest=f"Never_{r['name']}" not in liveness,
+            mechanism=r["fact"], specification="Spec",
             deep=r.get("deep", False),
         )
         for r in manifest["reach"]
@@ -92,6 +104,7 @@ def load() -> list[Check]:
         Check(
             name=f"Canary_{c['name']}", kind="canary", module="Canary", base="Canary", property=c["property"],
             expected=c.get("expected", "violated"), constants=c.get("set", {}), temporal=c.get("temporal", False),
+            shortest=not c.get("temporal", False),
             bounds="as Canary", mechanism=c.get("fact", ""),
         )
         for c in manifest["canary"]
@@ -100,7 +113,8 @@ def load() -> list[Check]:
         Check(
             name=m["id"], kind="mutant", module=m.get("module", "MCMutants"), base=m["base"], expected="violated",
             property=m["property"], constants=m["set"], bounds=f"as {m['base']}",
-            temporal=m["property"] in temporal, source=m["source"], mechanism=m["mechanism"],
+            temporal=m["property"] in temporal, shortest=m["property"] not in liveness,
+            source=m["source"], mechanism=m["mechanism"],
             specification=m.get("specification", ""), deep=m.get("deep", False),
         )
         for m in registry["mutant"]
