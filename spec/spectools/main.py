@@ -208,8 +208,7 @@ def run_all(todo: list[Check], checks: list[Check], options: argparse.Namespace,
             as_expected = run.result == "pass" if check.expected == "pass" else run.result in {"invariant", "property"}
             if options.record and known and as_expected:
                 expected[check.name] = figures(check, run)
-                if expected[check.name]:
-                    manifest.record({check.name: expected[check.name]})
+                manifest.record({check.name: expected[check.name]})
             wrong = verdict(check, run, expected.get(check.name, {}))
             done.append((check, run, wrong))
             print(row(check, run, wrong), flush=True)

@@ -128,8 +128,8 @@ def counts() -> dict[str, dict[str, int]]:
 
 
 def record(figures: dict[str, dict[str, int]]) -> None:
-    """Write figures over the recorded ones (after a deliberate change of the model)."""
-    merged = {**counts(), **figures}
+    """Write figures over the recorded ones (after a deliberate change of the model); empty ones are left out."""
+    merged = {name: found for name, found in {**counts(), **figures}.items() if found}
     lines = [f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in sorted(merged.items())]
     COUNTS.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
