@@ -22,6 +22,7 @@ from demo.children import ChildError, Event, run_child
 from demo.plan import Plan
 from demo.scenarios import FAULTS_OF, SCENARIOS, Scenario, by_name
 
+CHECK_BOUND_S = 1800.0  # far above TLC's minute for the whole set
 CHECK = Path(__file__).resolve().parent.parent / "spec" / "trace" / "check.py"
 EXAMPLE = """\
 example:
@@ -113,9 +114,8 @@ def verdicts(folder: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """What TLC says, by name; the stories of rejected ones go to stdout."""
     report = folder / "verdicts.json"
     files = [str(folder / f"{name}.jsonl") for name in names]
-    done = subprocess.run(
-        [sys.executable, str(CHECK), *files, "--json", str(report)], check=False, capture_output=True, text=True
-    )
+    command = [sys.executable, str(CHECK), *files, "--json", str(report)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=CHECK_BOUND_S)
     if done.returncode not in (0, 1):
         raise RuntimeError(f"the check ended with {done.returncode}: {done.stderr[-2000:]}")
     print("\n".join(line for line in done.stdout.splitlines() if not line.startswith("accepted")), flush=True)

@@ -201,11 +201,12 @@ class Ledger:
         if not tracker.may_store:
             self._declined[Decline.TAINTED if tracker.load is Load.TAINTED else Decline.LOAD_PENDING] += 1
             return None
+        candidates = self._candidates(tracker, storable, now)
         # asked only if there is a block to issue: a probe is not spent on nothing
-        if self._has_candidate(tracker, storable, hashes, now) and not self._pressure.allow(now):
+        if any(self._redundant(hashes[i]) is None for i in candidates) and not self._pressure.allow(now):
             self._declined[Decline.BACKOFF] += 1
             return None
-        chosen = self._choose(tracker, storable, block_ids, hashes, now)
+        chosen = self._choose(tracker, candidates, block_ids, hashes, now)
         if not chosen:
             return None
         job = self._make_job(Kind.STORE, tracker, [block_ids[i] for i in chosen], [hashes[i] for i in chosen])
@@ -229,15 +230,17 @@ class Ledger:
         """Indices to look at: due retries, then from the frontier on; `storable` can shrink below both (failed load)."""
         return [i for i in [*tracker.due(now), *range(tracker.frontier, storable)] if i < storable]
 
-    def _has_candidate(self, tracker: Tracker, storable: int, hashes: Sequence[bytes], now: float) -> bool:
-        return any(self._redundant(hashes[i]) is None for i in self._candidates(tracker, storable, now))
-
     def _choose(
-        self, tracker: Tracker, storable: int, block_ids: Sequence[int], hashes: Sequence[bytes], now: float
+        self,
+        tracker: Tracker,
+        candidates: Sequence[int],
+        block_ids: Sequence[int],
+        hashes: Sequence[bytes],
+        now: float,
     ) -> list[int]:
-        """Indices to issue now, in table order; advances the frontier."""
+        """Those of the candidates to issue now, in table order; advances the frontier."""
         chosen: list[int] = []
-        for i in self._candidates(tracker, storable, now):
+        for i in candidates:
             reason = self._redundant(hashes[i])
             if reason is None and not self._pins.fits(len(chosen), block_ids[i]):
                 self._declined[Decline.BUDGET] += 1
