@@ -14,6 +14,7 @@ from typing import Any
 from demo import report
 from demo.children import Event, run_child
 from demo.engine import Order
+from demo.lock import only_one
 from demo.plan import SEGMENT_BYTES, Plan
 
 Say = Callable[[str], None]
@@ -67,13 +68,16 @@ class Driver:
         """What every output and every object should be, from this run or an earlier one of the same plan."""
         home = self.references / f"reference-{self.plan.reference_key()}"
         done = home / "reference.json"
-        if done.exists():
-            self.tell("reference", f"from an earlier run: {home}")
-        else:
-            home.mkdir(parents=True, exist_ok=True)
-            result = self.engine("reference", dump_dir=home)
-            result["dump"]["folder"] = str(home)
-            done.write_text(json.dumps(result))
+        with only_one(home.with_suffix(".lock")):
+            if done.exists():
+                self.tell("reference", f"from an earlier run: {home}")
+            else:
+                home.mkdir(parents=True, exist_ok=True)
+                result = self.engine("reference", dump_dir=home)
+                result["dump"]["folder"] = str(home)
+                unfinished = done.with_suffix(".unfinished")
+                unfinished.write_text(json.dumps(result))
+                unfinished.rename(done)
         kept: dict[str, Any] = json.loads(done.read_text())
         return kept
 

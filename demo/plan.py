@@ -82,7 +82,7 @@ class Plan:
             "VLLM_CPU_KVCACHE_SPACE": "2",
             "VLLM_NO_USAGE_STATS": "1",
         }
-        if self.tensor_parallel > 1:
+        if self.tensor_parallel > 1 and "VLLM_CPU_OMP_THREADS_BIND" not in os.environ:
             values["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(map(str, self.cores()))
         return {**os.environ, **values}
 
