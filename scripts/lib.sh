@@ -8,6 +8,11 @@ ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 readonly ROOT
 readonly VENV="${KVLEDGER_DEV_VENV:-$ROOT/.venv}"
 
+# Where CPU builds of torch are, if pip's own index has none. Setting up reads it, and so does the conformance suite for
+# its environments per vLLM release.
+export TORCH_INDEX="${TORCH_INDEX:-https://download.pytorch.org/whl/cpu}"
+readonly TORCH_INDEX
+
 say() { printf '%s\n' "$*" >&2; }
 
 # fail CODE ERROR CAUSE HINT

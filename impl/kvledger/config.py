@@ -138,7 +138,7 @@ class Settings:
         "gather into a staging slot, or not; auto: staged on tcp, else direct",
     )
     staging_bytes: int = _setting(
-        256 * _MIB, config_values.size(), "registered staging memory of each rank, all slots together"
+        256 * _MIB, config_values.size(), "registered staging memory of each rank: half for stores, half for loads"
     )
     max_batch_bytes: int = _setting(64 * _MIB, config_values.size(), "most bytes in one call to the store")
     max_segments_in_flight: int = _setting(

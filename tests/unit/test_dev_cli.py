@@ -83,6 +83,23 @@ def test_readme_names_every_verb() -> None:
     assert [verb for verb in VERBS if f"./dev {verb}" not in readme and verb != "help"] == []
 
 
+@pytest.mark.parametrize(
+    ("given", "index"),
+    [
+        ({}, "https://download.pytorch.org/whl/cpu"),
+        ({"TORCH_INDEX": "https://mirror.example"}, "https://mirror.example"),
+    ],
+)
+def test_index_of_torch_reaches_setup_and_the_suite(given: dict[str, str], index: str) -> None:
+    """One default for all that `./dev` starts; the environment's word goes first."""
+    environment = {name: value for name, value in os.environ.items() if name != "TORCH_INDEX"} | given
+    started = ["bash", "-euc", ". scripts/lib.sh; exec python3 -c 'import os; print(os.environ[\"TORCH_INDEX\"])'"]
+    run = subprocess.run(started, check=True, cwd=ROOT, capture_output=True, text=True, env=environment)
+    assert run.stdout.strip() == index
+    named = [p.name for p in (ROOT / "scripts").iterdir() if p.is_file() and "download.pytorch" in p.read_text()]
+    assert named == ["lib.sh"]
+
+
 def test_scripts_say_what_they_do() -> None:
     for path in sorted((ROOT / "scripts").glob("*.sh")):
         head = path.read_text().splitlines()[:6]

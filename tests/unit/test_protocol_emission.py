@@ -234,6 +234,36 @@ class TestPressure:
 
         assert store(ledger, "refused", 1, now=1.0, **OTHER).block_ids == (20,)
 
+    def test_holds_back_the_only_block_that_may_be_pinned(self):
+        ledger = make_ledger("a", "b", max_pinned_blocks=1)
+        ledger.apply_report(bad(store(ledger, "a", 1), 0, Result.REFUSED), 0.0)
+        assert nothing_to_store(ledger, "b", 1, now=0.5, **OTHER)
+        assert declined(ledger) == {Decline.BACKOFF.value: 1}
+
+    def test_holds_back_a_block_that_is_pinned_already_though_the_budget_is_used_up(self):
+        ledger = make_ledger("held", "refused", "next", max_pinned_blocks=1)
+        store(ledger, "held", 1)
+        shared = store(ledger, "refused", 1, blocks=BLOCKS[:1], hashes=[b"refused"])
+        ledger.apply_report(bad(shared, 0, Result.REFUSED), 0.0)
+        assert nothing_to_store(ledger, "next", 1, now=0.5, blocks=BLOCKS[:1], hashes=[b"next"])
+        assert declined(ledger) == {Decline.BACKOFF.value: 1}
+
+    def test_its_probe_is_not_spent_on_a_block_that_the_budget_holds_back(self):
+        """While a synchronous load is in flight, requests are asked for stores even with the budget used up."""
+        ledger = make_ledger("held", "refused", "next", "loading", max_pinned_blocks=2)
+        held = store(ledger, "held", 1)
+        ledger.apply_report(bad(store(ledger, "refused", 1, **OTHER), 0, Result.REFUSED), 0.0)
+        store(ledger, "refused", 1, now=1.0, **OTHER)
+        load(ledger, "loading", sync=True, blocks=[1], hashes=[b"loading"])
+        more = {"now": 2.0, "blocks": [30], "hashes": [b"more"]}
+
+        assert ledger.wants_store("next", 1, 2.0)
+        assert nothing_to_store(ledger, "next", 1, **more)
+        assert declined(ledger) == {Decline.BUDGET.value: 1}
+        ledger.apply_report(bad(held, 0, Result.DROPPED), 2.0)
+
+        assert store(ledger, "next", 1, **more).block_ids == (30,)
+
 
 class TestReset:
     def test_what_was_stored_before_it_is_stored_again(self):

@@ -202,8 +202,9 @@ class Ledger:
             self._declined[Decline.TAINTED if tracker.load is Load.TAINTED else Decline.LOAD_PENDING] += 1
             return None
         candidates = self._candidates(tracker, storable, now)
-        # asked only if there is a block to issue: a probe is not spent on nothing
-        if any(self._redundant(hashes[i]) is None for i in candidates) and not self._pressure.allow(now):
+        first = next((i for i in candidates if self._redundant(hashes[i]) is None), None)
+        # asked only if there is a block to issue and room to pin it: a probe is not spent on nothing
+        if first is not None and self._pins.fits(0, block_ids[first]) and not self._pressure.allow(now):
             self._declined[Decline.BACKOFF] += 1
             return None
         chosen = self._choose(tracker, candidates, block_ids, hashes, now)

@@ -106,7 +106,7 @@ class RankSide:
             keys=self._keys,
             shard=self._rank,
             staging=staging,
-            batch_objects=self._direct_batch(layout) if staging is None else staging.slot_capacity,
+            batch_objects=self._direct_batch(layout) if staging is None else staging.batch_objects,
             breaker=Breaker(
                 threshold=self._settings.breaker_failures,
                 initial_s=self._settings.breaker_open_s,
@@ -126,7 +126,7 @@ class RankSide:
     def _staging(self, layout: CacheLayout) -> StagingArea:
         area = StagingArea(
             total_bytes=self._settings.staging_bytes // len(Kind),
-            slot_bytes=self._settings.max_batch_bytes,
+            batch_bytes=self._settings.max_batch_bytes,
             object_bytes=layout.object_bytes,
             pin_memory=layout.device.type == "cuda",
             quarantine_s=self._settings.quarantine_s,

@@ -30,7 +30,7 @@ class GivenUpError(Exception):
 
 
 class NoSlotError(RuntimeError):
-    """No staging slot is free; the job fails and is retried later."""
+    """No staging memory is free; the job fails and is retried later."""
 
 
 @dataclass(slots=True)
@@ -144,11 +144,18 @@ class Transfer:
 
     def _batches(self, job: Job, positions: Sequence[int], outcome: Outcome) -> Iterator[Sequence[int]]:
         """Batches of positions, as long as everything goes well and the job is still ours."""
-        for start in range(0, len(positions), self._batch_objects):
-            if outcome.result is not Result.DONE:
-                return
+        start = 0
+        while start < len(positions) and outcome.result is Result.DONE:
             self._go_on(job)
-            yield positions[start : start + self._batch_objects]
+            batch = positions[start : start + self._batch_size()]
+            start += len(batch)
+            yield batch
+
+    def _batch_size(self) -> int:
+        """Objects of the next batch: fewer than usual while much of the staging memory is in quarantine."""
+        if self._staging is None:
+            return self._batch_objects
+        return max(1, min(self._batch_objects, self._staging.room(time.monotonic())))
 
     def _names(self, job: Job, positions: Sequence[int]) -> list[str]:
         return [
@@ -182,7 +189,7 @@ class Transfer:
         blocks = [job.block_ids[p] for p in batch]
         with self._place(blocks, outcome) as (slot, pointers, sizes):
             if slot is not None:
-                self._layout.gather(blocks, slot.rows[: len(blocks)])
+                self._layout.gather(blocks, slot.rows)
                 self._go_on(job)  # given up meanwhile: the gathered bytes may be another request's
             outcome.moving = True
             codes = _whole(self._client.put(self._names(job, batch), pointers, sizes), len(batch))
@@ -205,7 +212,7 @@ class Transfer:
         good = [i for i, c in enumerate(codes) if c == self._layout.object_bytes]
         if not good:
             return
-        rows = slot.rows[: len(blocks)] if len(good) == len(blocks) else slot.rows[torch.tensor(good)]
+        rows = slot.rows if len(good) == len(blocks) else slot.rows[torch.tensor(good)]
         self._go_on(job, guarded=True)
         self._layout.scatter([blocks[i] for i in good], rows)
         self._go_on(job)
@@ -222,9 +229,9 @@ class Transfer:
             parts = [self._layout.segments(b) for b in blocks]
             yield None, [pointers for pointers, _ in parts], [sizes for _, sizes in parts]
             return
-        slot = self._staging.take(time.monotonic())
+        slot = self._staging.take(len(blocks), time.monotonic())
         if slot is None:
-            raise NoSlotError("every staging slot is in quarantine after transfers that never ended")
+            raise NoSlotError("all staging memory is in quarantine after transfers that never ended")
         try:
             yield slot, [[slot.pointer(i)] for i in range(len(blocks))], [[self._layout.object_bytes]] * len(blocks)
         finally:
