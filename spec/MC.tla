@@ -67,6 +67,7 @@ Never_HitOnPinnedBlock ==       \* a block held by pins alone is taken as a pref
   \A b \in Pinned : \A r \in Reqs : b \in Range(tbl[r]) => \E j \in Live : b \in led[j].held /\ job[j].req = r
 Never_SharedPinned == \A b \in Pinned : ref[b] - PinsOn(b) < 2
 Never_SameStepResume == [][\A r \in Reqs : r \in preempted => rst'[r] # "running"]_vars
+Never_AbortedAtStepEnd == [][\A r \in Reqs : rst[r] = "running" /\ StepsOf(r) # {} => rst'[r] # "none"]_vars
 Never_Retried == \A j \in Live, r \in Reqs : trk[r].att # NoTries /\ StoreOf(j) => trk[r].gen # job[j].gen
 Never_BudgetWaits == \A r \in Reqs : rst[r] = "running" => trk[r].front >= full[r]
 Never_SkippedInFlight == \A r \in Reqs : trk[r].att # NoTries \/ trk[r].retry = {}

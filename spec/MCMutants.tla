@@ -21,6 +21,7 @@ ReportersByRequest(j) ==    \* a report counts for the request's latest job
                                    j = Max({x \in Live : job[x].req = job[j].req})}
 CompleteAtFirst(j) == j \in Live /\ Count(j) >= 1
 BadOfLastToReport(j) == UNION {rk[k][j].bad : k \in Heard(j)}
+StoredWhateverFailed(j) == {x[3] : x \in {x \in job[j].items : job[j].epoch = epoch}}
 HeardAgain(j) == IF j \in Live THEN Reporters(j) ELSE {}
 AnyOfRequest(j, t) == t.gen # 0 /\ \E r \in Reqs : trk[r] = t /\ job[j].req = r
 ForgetTracker(x, t, g) == IF x \in preempted THEN NoTrk ELSE t
@@ -52,7 +53,13 @@ TakeAndKeep(k) ==
   /\ pipe' = [pipe EXCEPT ![s].rep = @ \cup ({k} \X Ready)]
   /\ UNCHANGED <<pipeRest, hooked, fwd, rk, mem, dma, store>>
 
+PushWithoutJobs(r, wr, rd, J) ==    \* only a step with tokens carries the connector's metadata
+  pipe' = [pipe EXCEPT ![Cardinality(InFlight) + 1] =
+            [on |-> TRUE, req |-> r, wr |-> wr, rd |-> rd, rep |-> {},
+             jobs |-> IF J = NoJob \/ wr = {} THEN {} ELSE {nextJob}]]
+
 (* loads *)
+NeverForgets(r, p, l) == known
 SyncGivenUp(k, s) == \A j \in pipe[s].jobs : job[j].sync => rk[k][j].st \in {"quar", "ready", "sent", "gone"}
 FailedButTrusted(t, sync, g) == [t EXCEPT !.load = IF g THEN "none" ELSE "failed"]
 HitDespiteFailure(r, p, l) ==
@@ -60,8 +67,14 @@ HitDespiteFailure(r, p, l) ==
   ELSE MaxOr({n \in 1..(Len(p) - 1 - l) : \A i \in (l + 1)..(l + n) : InStore(p[i])}, 0)
 ReleasedOnRestart(r) == Restart(r)
 AbortFreesTargets(r) ==
-  /\ ~calm /\ owed = 0 /\ CoreIdle /\ rst[r] # "none" /\ rst[r] # "zombie" /\ FreeableNow(r)
+  /\ ~calm /\ owed = 0 /\ (CoreIdle \/ StepOver) /\ rst[r] # "none" /\ rst[r] # "zombie" /\ FreeableNow(r)
   /\ Gone(r, "none") /\ Unadmit(r)
+
+(* core *)
+MakesRoomForThePreempted(v, r) ==
+  /\ Room /\ owed \in {0, r} /\ Starved(r) /\ ~HasPendingBlockFrees
+  /\ v = Max({x \in Reqs : rst[x] = "running"})
+  /\ ToWaiting(v) /\ owed' = r /\ UNCHANGED cached
 
 (* reset, quiescence, budget *)
 KeyWithoutEpoch(h, e) == <<h, 0>>

@@ -157,6 +157,7 @@ EmptyStep ==
 NoPrompt == CHOOSE p \in Prompts : TRUE       \* prompt of an id that is not in use
 FreeableNow(r) == DeferFree => StepsOf(r) = {}            \* core's _request_blocks_can_be_freed / defer_block_free
 CoreIdle == Depth = 1 => InFlight = {}                    \* without a pipeline, core waits for the step it has sent
+StepOver == pipe[1].on /\ \A k \in Ranks : hooked[k] > 0 /\ polled[k] > 0 /\ fwd[k] > 0
 Drop(R) == [b \in Blocks |-> ref[b] - Cardinality({r \in R : b \in Range(tbl[r])})]
 
 (* ACTION  Arrive(r, p)                   WHO environment     CODE add_request -> on_new_request
@@ -173,12 +174,17 @@ ToWaiting(r) ==
   /\ rst[r] = "running" /\ FreeableNow(r)
   /\ rst' = [rst EXCEPT ![r] = "waiting"] /\ preempted' = preempted \cup {r}
   /\ Unadmit(r)
-  /\ UNCHANGED <<rp, cached, pipe, calm, epoch, schedVars, rankVars, store>>
+  /\ UNCHANGED <<rp, pipe, calm, epoch, schedVars, rankVars, store>>
 
 (* ACTION  Preempt(r)                     WHO core            CODE reset_prefix_cache(reset_running_requests=True)
    r loses its blocks at once; the connector hears of it in the next schedule, which may already have re-admitted r.
-   Nothing stops a transfer that reads the blocks.                                                                 *)
-Preempt(r) == owed = 0 /\ ~calm /\ CoreIdle /\ ToWaiting(r) /\ UNCHANGED owed
+   Nothing stops a transfer that reads the blocks.  The prefix cache is emptied if no block is held then, and stays as it
+   is if pins hold one: core refuses (G12).                                                                         *)
+Preempt(r) ==
+  /\ owed = 0 /\ ~calm /\ CoreIdle
+  /\ ToWaiting(r)
+  /\ cached' = IF \A b \in Blocks : ref'[b] = 0 THEN [b \in Blocks |-> NoHash] ELSE cached
+  /\ UNCHANGED owed
 
 (* ACTION  PreemptForSpace(v, r)          WHO core            CODE schedule(), running loop -> _preempt_request
    r needs a block and none is free.  If has_pending_block_frees says so, core waits; else it preempts the running
@@ -189,10 +195,12 @@ PreemptForSpace(v, r) ==
   /\ v = Max({x \in Reqs : rst[x] = "running"})
   /\ ToWaiting(v)
   /\ owed' = IF v = r THEN 0 ELSE r
+  /\ UNCHANGED cached
 
 (* ACTION  Finish(r) / Abort(r)           WHO core            CODE _free_request -> request_finished[_all_groups]
    The request ends, with its generation (EndGeneration); its blocks are free at once, whatever is still queued for
-   them.  An aborted request whose load is pending keeps its targets until every rank has reported (G3).
+   them.  An aborted request whose load is pending keeps its targets until every rank has reported (G3).  Core looks for
+   aborts once more between the end of a step and its output.
    SIMPLIFIED under DeferFree the hook is called earlier than the blocks are freed; here both happen when they are. *)
 Gone(r, s) ==
   /\ rst' = [rst EXCEPT ![r] = s] /\ trk' = [trk EXCEPT ![r] = NoTrk] /\ nohit' = [nohit EXCEPT ![r] = FALSE]
@@ -202,7 +210,8 @@ Finish(r) ==
   /\ rst[r] = "running" /\ full[r] = Len(rp[r]) /\ StepsOf(r) = {} /\ owed = 0
   /\ Gone(r, "none") /\ Unadmit(r)
 Abort(r) ==
-  /\ ~calm /\ owed = 0 /\ CoreIdle
+  /\ ~calm /\ owed = 0
+  /\ CoreIdle \/ StepOver
   /\ \/ rst[r] \in {"waiting", "running"} /\ FreeableNow(r) /\ Gone(r, "none") /\ Unadmit(r)
      \/ rst[r] = "loading" /\ Gone(r, "zombie") /\ UNCHANGED <<rgen, full, tbl, ref>>
 
@@ -230,7 +239,7 @@ Reset ==
    with what arrived (its good prefix), or wait again if nothing did, or frees the blocks of an aborted one.  After a
    failed sync load core truncates every request that holds a bad block and takes the blocks out of the prefix cache.
    SIMPLIFIED policy "recompute" only; promotion to RUNNING happens here, not in the next schedule().                 *)
-LoadsOf(r) == {j \in JobIds : Complete(j) /\ job[j].kind = "load" /\ job[j].req = r}
+LoadsOf(r) == {j \in JobIds : Complete(j) /\ job[j].kind = "load" /\ job[j].gen = rgen[r]}  \* not of an aborted sync load's request
 LastIdx(j) == Max(IdxOf(job[j].items))
 GoodEnd(j) == IF BadOf(j) = {} THEN LastIdx(j) ELSE Min(BadOf(j)) - 1
 BadSync == UNION {{x[2] : x \in {x \in job[j].items : x[1] \in BadOf(j)}} :
@@ -251,8 +260,7 @@ Told(k, j) == <<k, j>> \in pipe[1].rep
 AllGone(j) == \A k \in Ranks : (rk[k][j].st = "gone" \/ Told(k, j)) /\ Moving(k, j) = {}
 Shift(c) == [k \in Ranks |-> c[k] - 1]
 UpdateFromOutput ==
-  /\ pipe[1].on /\ \A k \in Ranks : hooked[k] > 0 /\ polled[k] > 0 /\ fwd[k] > 0
-  /\ owed = 0
+  /\ StepOver /\ owed = 0
   /\ led' = [j \in JobIds |-> ApplyReport(j)]
   /\ job' = [j \in JobIds |-> IF AllGone(j) THEN NoJob ELSE job[j]]          \* a job that is over is forgotten
   /\ rk' = [k \in Ranks |-> [j \in JobIds |-> IF Told(k, j) THEN [st |-> "gone", bad |-> {}] ELSE rk[k][j]]]

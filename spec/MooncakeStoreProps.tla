@@ -81,11 +81,21 @@ ResetForgets == \A k \in Ranks, h \in Hashes : store[k][KeyOf(h, epoch)] \in {No
 FailedHitNotOffered ==
   [][\A r \in Reqs : nohit[r] /\ nohit'[r] => trk'[r].load # "pending" \/ trk[r].load = "pending"]_vars
 
+(* What a lookup has found missing, or a load, is not believed to be stored any more: else nobody would store it again. *)
+MissForgets ==
+  [][/\ \A r \in Reqs : rst[r] = "waiting" /\ rst'[r] \in {"running", "loading"} /\ SyncLoads # {} /\ MayLoad(r)
+                        => known' \cap Missed(rp[r], LocalHit(rp[r])) = {}
+     /\ \A j \in Live : led'[j].st = "done" => known' \cap LostBy(j) = {}]_vars
+
 -----------------------------------------------------------------------------
 (* SANITY *)
 
-(* An admitted request has the tracker of its own generation: none is lost, none is left over from before. *)
-TrackerCurrent == \A r \in Reqs : rst[r] \in {"running", "loading"} => trk[r].gen = rgen[r] /\ rgen[r] # 0
+(* An admitted request has the tracker of its own generation: none is lost, none is left over from before.  One that is not
+   admitted has none, except until the next schedule tells of its preemption, or until it is admitted again after a load
+   of which nothing arrived.                                                                                         *)
+TrackerCurrent ==
+  \A r \in Reqs : IF rst[r] \in {"running", "loading"} THEN trk[r].gen = rgen[r] /\ rgen[r] # 0
+                  ELSE trk[r].gen # 0 => rst[r] = "waiting" /\ (r \in preempted \/ nohit[r])
 
 (* A request that waits for a load has a load job that somebody will report. *)
 LoadHasJob == \A r \in Reqs : rst[r] \in {"loading", "zombie"} =>
@@ -93,6 +103,18 @@ LoadHasJob == \A r \in Reqs : rst[r] \in {"loading", "zombie"} =>
 
 (* What is to be retried was issued, or at least looked at, before. *)
 RetryIssued == \A r \in Reqs : trk[r].retry \subseteq 1..trk[r].front
+
+(* What is believed to be stored by every rank is: the way a failed or retried store ends is never taken for success.
+   (Only where nothing is evicted: an object that has gone is believed in until a lookup misses it or a load of it fails.) *)
+KnownIsStored == \A h \in known : InStore(h)
+
+(* A job that some rank has not heard of is in a step on its way there: none is lost between scheduler and ranks. *)
+JobsDelivered ==
+  \A j \in Live, k \in Ranks : rk[k][j].st = "none" => \E s \in InFlight : s > hooked[k] /\ j \in pipe[s].jobs
+
+(* Whom core preempts others for is running and still wants a block that it does not have. *)
+OwedNeeds == owed # 0 => /\ rst[owed] = "running" /\ full[owed] < Len(rp[owed])
+                         /\ tbl[owed][full[owed] + 1] = 0
 
 (* Only jobs that are running or in quarantine move bytes. *)
 DmaHasJob == \A t \in dma : rk[t[1]][t[2]].st \in {"running", "quar"}

@@ -82,9 +82,14 @@ def parser() -> argparse.ArgumentParser:
     return out
 
 
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Files may stand before or behind the options."""
+    return parser().parse_intermixed_args(argv)
+
+
 def main(argv: list[str]) -> int:
     """Run a command; 0 nothing broken, 1 something broken, 2 wrong usage."""
-    arguments = parser().parse_args(argv)
+    arguments = parse(argv)
     try:
         _check_files(arguments)
         if arguments.vllm:

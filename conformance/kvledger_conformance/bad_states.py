@@ -161,6 +161,37 @@ def old_generation_harmless(adapter: LedgerAdapter, _state: State) -> str:
     return ""
 
 
+def known_is_stored(adapter: LedgerAdapter, state: State) -> str:
+    """Something is believed to be stored that some rank's shard does not have."""
+    stored = {(rank, name) for (rank, name, epoch), _ in adapter.objects.entries() if epoch == adapter.ledger.epoch}
+    for rank in range(len(state["mem"])):
+        for name in adapter.ledger._known._seen:
+            if (rank, name) not in stored:
+                return f"{name.decode()} is believed to be stored, and rank {rank} has no such object"
+    return ""
+
+
+def miss_forgets(adapter: LedgerAdapter, state: State) -> str:
+    """A request has just been admitted whose lookup missed a block that still counts as stored."""
+    for r, status in enumerate(state["rst"]):
+        if status in ("running", "loading"):
+            for name in adapter.requests[str(r + 1)].block_hashes[:-1]:
+                found = [adapter.objects.get(k, name, adapter.ledger.epoch) for k in range(len(state["mem"]))]
+                if None in found and name in adapter.ledger._known:
+                    return f"the lookup has missed {name.decode()}, and it still counts as stored"
+    return ""
+
+
+def jobs_delivered(adapter: LedgerAdapter, state: State) -> str:
+    """An open job that a rank has not heard of, and that no step carries there."""
+    on_their_way = {job.job_id for jobs, _ in adapter.pipe for job in jobs}
+    for j in adapter.ledger._open:
+        for k, row in enumerate(state["rk"]):
+            if row[j - 1]["st"] == "none" and j not in on_their_way:
+                return f"job {j} is open, and no step takes it to rank {k}"
+    return ""
+
+
 def retry_issued(adapter: LedgerAdapter, _state: State) -> str:
     """A tracker is to retry what lies beyond its frontier."""
     for name, tracker in adapter.ledger._trackers.items():
@@ -256,6 +287,9 @@ CHECKS: dict[str, Bad] = {
     "TrackerCurrent": tracker_current,
     "LoadHasJob": load_has_job,
     "RetryIssued": retry_issued,
+    "MissForgets": miss_forgets,
+    "JobsDelivered": jobs_delivered,
+    "KnownIsStored": known_is_stored,
     "DmaHasJob": dma_has_job,
     "PinsReleased": pins_released,
     "RequestsFinish": requests_finish,

@@ -9,7 +9,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from kvledger_conformance import compat
 from kvledger_conformance.engine import Engine, VirtualClock
 from kvledger_conformance.memory import Rank
-from kvledger_conformance.standin import World
+from kvledger_conformance.world import World
 
 
 def build_engine(

@@ -18,11 +18,12 @@ from typing import Any
 
 from vllm.v1.request import RequestStatus
 
-from kvledger_conformance import compat, oracle, standin, targets
+from kvledger_conformance import compat, oracle, targets
 from kvledger_conformance.engine import Engine, ForwardFailedError
 from kvledger_conformance.properties import Impossible, Violation
 from kvledger_conformance.transfer import Fault
 from kvledger_conformance.watch import settle
+from kvledger_conformance.world import World
 
 IDLE_STEPS = 40
 """Steps in a row that schedule nothing before an engine whose store answers counts as stuck; the quarantine of the
@@ -449,7 +450,7 @@ def _innermost(error: BaseException) -> str:
 def driving(target: targets.Target, shape: compat.Shape, past: frozenset[str] = frozenset()) -> Iterator[Driver]:
     """A driver on a fresh engine and an empty store. `past`: properties whose breach is noted and passed by."""
     story: list[str] = []
-    world = standin.World()
+    world = World()
     with targets.running(target, shape, world, lambda text: story.append("       " + text)) as engine:
         engine.past = past
         yield Driver(engine, story, target.holds)

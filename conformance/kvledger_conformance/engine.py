@@ -18,9 +18,9 @@ from kvledger_conformance import compat, oracle
 from kvledger_conformance.forward import Flight, Forward, works_of
 from kvledger_conformance.memory import Rank
 from kvledger_conformance.properties import Impossible, Violation
-from kvledger_conformance.standin import World
 from kvledger_conformance.transfer import Transfer
 from kvledger_conformance.watch import settle
+from kvledger_conformance.world import World
 
 
 class ForwardFailedError(RuntimeError):

@@ -172,16 +172,16 @@ class Watch:
 
     def orderly(self) -> set[tuple[View, str, View]]:
         """Changes that vLLM's order of calls leaves: a request that is through is freed in the call that processes its
-        last output, and nothing comes between a step's hooks and its output. An upper bound of what can be taken."""
+        last output, and only aborts come between a step's hooks and its output. An upper bound of what can be taken."""
         reached, frontier, changes = set(self.graph.initial), list(self.graph.initial), set()
         while frontier:
             at = frontier.pop()
             seen = self.shown(at)
             through = seen["request"] == "running" and seen["full"] == len(PROMPT) and not seen["in flight"]
-            only = "Finish" if through else "UpdateFromOutput" if seen["told"] else None
+            only = {"Finish"} if through else {"Abort", "UpdateFromOutput"} if seen["told"] else None
             for number in self.graph.out[at]:
                 _, action, to = self.graph.edges[number]
-                if only in (None, action):
+                if only is None or action in only:
                     changes.add((self.view(at), action, self.view(to)))
                     if to not in reached:
                         reached.add(to)
@@ -249,6 +249,8 @@ class Follower:
         self.letters: dict[bytes, str] = {}
         self.indices: dict[int, tuple[int, ...]] = {}
         self.skipping = False
+        self.giving_up = False
+        """The request is aborted while the step that runs now runs."""
         self.engine.observe = self.point
         watch.start()
 
@@ -260,9 +262,13 @@ class Follower:
         if name == "schedule" and not self.watch.can("EmptyStep") and not self.engine._last_output.num_scheduled_tokens:
             self.skipping = True  # a request has ended, and the ranks must be told: not a step of the model
             self.watch.result.idle += 1
+        if name == "schedule":
+            self.giving_up = bool(self.engine.aborting)
         if self.skipping and name in ("schedule", "hooks0"):
             return
         actions = TRANSFERS if self.skipping else HAPPENS.get(name, TRANSFERS)
+        if name == "update" and self.giving_up:
+            actions |= HAPPENS["abort"]
         self.skipping = False
         self.watch.follow(actions, self.seen(name), name)
 
@@ -351,18 +357,21 @@ class Follower:
     def choices(self) -> list[tuple[str, dict[str, Any]]]:
         """Actions that may be tried now."""
         scheduler, world = self.engine.scheduler, self.engine.world
-        known = NAME in scheduler.requests
+        known, pinned = NAME in scheduler.requests, bool(dict(self.side._ledger._pins.blocks()))
         out: list[tuple[str, dict[str, Any]]] = []
         if not known:
             out.append(("add", {"name": NAME, "blocks": PROMPT, "tail": 0, "tokens": 1}))
         if self.engine.busy:
             out += [("step", {"pace": pace}) for pace in ("late", "early", "rush")]
         if known:
-            out.append(("abort", {"name": NAME}))
+            if pinned or not scheduler.reset_preempted_req_ids:  # else core would step only to tell of the preemption
+                out.append(("abort", {"name": NAME}))
+            if self.engine.busy:
+                out.append(("abort", {"name": NAME, "during": True}))
         if scheduler.running and not self.engine.starve:
-            out.append(("preempt", {}))
-            if dict(self.side._ledger._pins.blocks()):  # else the reset succeeds, and the prefix cache is gone
-                out.append(("reset", {"running": True}))
+            out.append(("reset", {"running": True}))
+            if pinned:  # the slice has reset only, which else empties the prefix cache
+                out.append(("preempt", {}))
         if world.gates:
             out.append(("open", {}))
         else:

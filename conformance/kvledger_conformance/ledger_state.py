@@ -35,6 +35,8 @@ class View:
     trackers: dict[str, tuple[Any, ...]]
     """Frontier and retry (or what is to be stored), how often each block has been given back for a retry, load."""
     requests_whose_hit_failed: frozenset[str]
+    jobs_of_steps: list[frozenset[int]]
+    """Of each step in flight, the oldest first."""
     jobs_of_ranks: list[dict[int, str]]
     unread_reports: list[dict[int, tuple[int, ...]]]
     """Bad block indices."""
@@ -98,6 +100,7 @@ def _model_view(state: State, key_epoch: KeyEpoch, coarse: bool) -> View:
             if t["gen"]
         },
         requests_whose_hit_failed=frozenset(str(r) for r, gone in enumerate(state["nohit"], 1) if gone),
+        jobs_of_steps=[step["jobs"] for step in state["pipe"] if step["on"]],
         jobs_of_ranks=[{j: LIVES[e["st"]] for j, e in enumerate(row, 1) if e["st"] in LIVES} for row in state["rk"]],
         unread_reports=[
             {j: tuple(sorted(e["bad"])) for j, e in enumerate(row, 1) if e["st"] == "ready"} for row in state["rk"]
@@ -125,6 +128,7 @@ def code_view(adapter: LedgerAdapter, model: View) -> View:
         known_stored=frozenset(h for h in letters if h.encode() in ledger._known),
         trackers={r: _tracker(adapter, r, t) for r, t in ledger._trackers.items()},
         requests_whose_hit_failed=frozenset(adapter.side._failed_hits),
+        jobs_of_steps=[frozenset(job.job_id for job in jobs) for jobs, _ in adapter.pipe],
         jobs_of_ranks=[{j: e.life.value for j, e in rank._jobs.items()} for rank in adapter.rank],
         unread_reports=[
             {r.job_id: tuple(adapter.indices[r.job_id][p] for p in r.bad) for r in rank._reports}

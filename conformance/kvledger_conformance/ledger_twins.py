@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from kvledger.protocol import Job, Kind, Ledger, RankLedger, Report, Result
+from kvledger.protocol.ledger import OpenJob
 from kvledger.protocol.pins import PinTable
 from kvledger.protocol.tracker import Load, Tracker
 from kvledger.scheduler.side import SchedulerSide
@@ -45,6 +46,27 @@ def tail_not_pinned() -> Iterator[None]:
     """The last block of a job is not pinned."""
     table, pool = _pins_only(slice(0, -1))
     with table, pool:
+        yield
+
+
+@named_patch(LEDGER_PATCHES, "failed-block-believed-stored")
+def failed_block_believed_stored() -> Iterator[None]:
+    """Every block of a store that is over counts as stored."""
+    settled = Ledger._store_settled
+
+    def store_settled(self: Ledger, entry: OpenJob, current: Tracker | None, now: float) -> None:
+        settled(self, entry, current, now)
+        if entry.job.epoch == self._epoch:
+            self._known.add(entry.job.hashes)
+
+    with swap(Ledger, "_store_settled", store_settled):
+        yield
+
+
+@named_patch(LEDGER_PATCHES, "miss-not-forgotten")
+def miss_not_forgotten() -> Iterator[None]:
+    """What counts as stored counts as stored for ever."""
+    with swap(Ledger, "forget_known", lambda _self, _hashes: None):
         yield
 
 
@@ -208,6 +230,7 @@ LEDGER_PATCHES |= {
         "load-under-running-step-overwrites": "load-under-running-step",
         "failed-load-of-one-rank-lost": "failed-load-of-one-rank-lost",
         "failed-sync-load-not-tainted": "failed-sync-load-not-tainted",
+        "load-job-not-sent": "load-job-not-sent",
         "hit-offered-again": "hit-offered-again",
         "quiesce-with-pins": "quiesce-with-pins",
         "push-work-for-ever": "push-work-for-ever",
@@ -231,6 +254,7 @@ OUT_OF_REACH = {
     "unloaded-reported-good": "which blocks a transfer proves is decided in worker/transfer.py; to the ledgers it is an input",
     "abort-frees-target": CORE,
     "aborted-load-never-freed": CORE,
+    "makes-room-for-the-preempted": CORE,
     "ind-no-pins": INDUCTION,
     "ind-no-fence": INDUCTION,
     "ind-release-at-first-rank": INDUCTION,

@@ -103,6 +103,7 @@ def target_for(name: str, extra: str | None) -> Any:
     settings = None if extra is None else _settings(extra)
     check_vllm()
     from kvledger_conformance import standin, targets
+    from kvledger_conformance.world import World
 
     try:
         target = targets.find(name)
@@ -112,7 +113,7 @@ def target_for(name: str, extra: str | None) -> Any:
         ) from error
     if settings is not None:
         target = targets.replace(target, settings)
-    with standin.installed(standin.World()):
+    with standin.installed(World()):
         _check_class(target.module, target.class_name)
         _try(target)
     return target
@@ -192,11 +193,12 @@ def _connectors(module: Any) -> list[str]:
 
 def _try(target: Any) -> None:
     """Construct the connector in both roles, as every run will, so that a wrong setting is not told as a finding."""
-    from kvledger_conformance import compat, driver, standin, targets
+    from kvledger_conformance import compat, driver, targets
+    from kvledger_conformance.world import World
 
     compat.make_config(compat.Shape(), target.class_name, target.module, {})  # the first is slow, and kept: vLLM's part
     try:
-        with driver.bounded(TRIAL_S), targets.running(target, compat.Shape(), standin.World(), lambda _text: None):
+        with driver.bounded(TRIAL_S), targets.running(target, compat.Shape(), World(), lambda _text: None):
             pass
     except driver.HangError as error:
         raise UsageError(

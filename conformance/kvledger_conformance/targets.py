@@ -21,6 +21,7 @@ from kvledger_conformance import compat, master, refinement, standin, stream
 from kvledger_conformance.build import build_engine
 from kvledger_conformance.engine import Engine, VirtualClock
 from kvledger_conformance.properties import Impossible
+from kvledger_conformance.world import World
 
 _numbers = itertools.count(1)
 
@@ -64,7 +65,7 @@ class Target:
 
 
 @contextlib.contextmanager
-def running(target: Target, shape: compat.Shape, world: standin.World, note: Callable[[str], None]) -> Iterator[Engine]:
+def running(target: Target, shape: compat.Shape, world: World, note: Callable[[str], None]) -> Iterator[Engine]:
     """An engine around the target's connector, closed at the end whatever happened."""
     clock = VirtualClock()
     with contextlib.ExitStack() as stack:

@@ -108,6 +108,7 @@ TWINS = (
     ),
     Twin("failed-load-of-one-rank-lost", ("failed-load-of-one-rank-lost",), STAGED, "short list from a get"),
     Twin("lost-load-completion", ("lost-load-completion",), STAGED, BAD_LOAD),
+    Twin("load-job-not-sent", ("load-job-not-sent",), STAGED, "short list from a get"),
     Twin("hit-offered-again", ("hit-offered-again",), STAGED, "load whose key is gone, over and over"),
     Twin("abort-frees-target", ("abort-frees-target",), DIRECT, "abort while a load is out"),
     Twin("aborted-load-never-freed", ("aborted-load-never-freed",), STAGED, "two loads, the queued one aborted"),
@@ -140,6 +141,7 @@ BY_TOUR = {
     "count-per-request": "order",
     "late-report-to-new-job": "twojobs",
     "release-at-first-rank": "ranks",
+    "failed-block-believed-stored": "store",
     "no-report-on-failure": "store",
     "release-on-success-only": "store",
     "raise-before-try": "store",
@@ -151,6 +153,8 @@ BY_TOUR = {
     "old-retry-in-new-table": "retry",
     "resume-deletes-tracker": "reset",
     "hit-offered-again": "load",
+    "load-job-not-sent": "load",
+    "miss-not-forgotten": "load",
     "failed-sync-load-not-tainted": "sync",
     "quiesce-with-pins": "store",
     "push-work-for-ever": "store",
@@ -165,6 +169,11 @@ loads, a producer and two steps in flight together, and is killed by a scenario.
 NOT_TWINNED = {
     "failed-sync-load-not-tainted": "what it breaks is a store that reads a block while core computes the same bytes into it once "
     "more; no scenario leads there. Its counterexample is replayed (two-sided), and the tour of slice sync kills it",
+    "failed-block-believed-stored": "it costs hits and nothing else, and no property of the contract says what must be stored; its "
+    "counterexample is replayed (two-sided), and the tour of slice store kills it",
+    "miss-not-forgotten": "it costs hits and nothing else, as above; its counterexample is replayed (two-sided), and the tour of "
+    "slice load kills it",
+    "makes-room-for-the-preempted": "a wrong core, not a wrong connector",
     "reset-without-fence": "core refuses a reset while a job holds references, so no job is in flight at a reset; its "
     "counterexample is replayed all the same (two-sided), where core may go on",
 }

@@ -24,6 +24,8 @@ NEEDED_BYTES = 6 << 30
 VENVS, TORCH_INDEX = "CONFORMANCE_VENVS", "TORCH_INDEX"
 """Environment variables: the folder of the environments; an index with CPU builds of torch, if pip's own has none."""
 PIP_LINES = 20
+PIP_TIMEOUT_S = 30 * 60.0
+"""What one call of pip may take: a whole environment takes minutes. It ends the wait for an index that says nothing."""
 _STAMP = ".ready"
 
 
@@ -136,12 +138,28 @@ def _used(folder: Path) -> float:
 
 
 def _pip(python: Path, *arguments: str) -> bool:
-    """Run pip; what it says matters only if it fails."""
+    """Run pip; what it says matters only if it fails.
+
+    Raises:
+        UsageError: it did not end within PIP_TIMEOUT_S, and has been stopped.
+    """
     command = [str(python), "-m", "pip", "--no-input", "--disable-pip-version-check", "-q", *arguments]
-    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    pipe = subprocess.PIPE
+    try:
+        done = subprocess.run(command, check=False, stdout=pipe, stderr=subprocess.STDOUT, timeout=PIP_TIMEOUT_S)
+    except subprocess.TimeoutExpired as late:
+        _say_last(late.stdout)
+        raise UsageError(
+            f"pip {' '.join(arguments)}: not over after {late.timeout:g} s (PIP_TIMEOUT_S)",
+            "see whether pip's index answers (pip config list names it), then call again: pip keeps what it has fetched",
+        ) from late
     if done.returncode != 0:
-        print("\n".join(done.stdout.splitlines()[-PIP_LINES:]), file=sys.stderr, flush=True)
+        _say_last(done.stdout)
     return done.returncode == 0
+
+
+def _say_last(output: bytes | None) -> None:
+    _say("\n".join((output or b"").decode(errors="replace").splitlines()[-PIP_LINES:]))
 
 
 def run_in(python: Path, arguments: list[str], packages: tuple[str, ...] = ()) -> int:

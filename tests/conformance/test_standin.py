@@ -8,6 +8,7 @@ import pytest
 import torch
 from kvledger_conformance import standin
 from kvledger_conformance.transfer import Fault
+from kvledger_conformance.world import World
 
 from kvledger.mooncake.embedded import running_embedded
 
@@ -92,7 +93,7 @@ def test_stand_in_answers_and_copies_as_mooncake_does(tmp_path):
         setup = ("127.0.0.1", "P2PHANDSHAKE", 0, 1 << 20, "tcp", "", running.master_address)
         assert store.setup(*setup) == 0
         real = perform(store, native.ReplicateConfig())
-    with standin.installed(standin.World()):
+    with standin.installed(World()):
         fake_store = standin.MooncakeDistributedStore()
         assert fake_store.setup(*setup) == 0
         fake = perform(fake_store, standin.ReplicateConfig())
@@ -110,8 +111,8 @@ def test_every_method_that_connectors_call_exists_in_the_real_client():
 
 
 @pytest.fixture
-def world() -> Iterator[standin.World]:
-    with standin.installed(standin.World(building="rank0")) as made:
+def world() -> Iterator[World]:
+    with standin.installed(World(building="rank0")) as made:
         yield made
 
 

@@ -93,3 +93,10 @@ def test_class_by_name_runs():
                          "max_batch_bytes": "4KiB"},
     )  # fmt: skip
     assert replay(target, compat.Shape(), SCENARIOS[0].script[:3]) is None
+
+
+def test_files_may_stand_behind_the_options():
+    before = cli.parse(["two-sided", "twins.json", "--profile", "ci"])
+    behind = cli.parse(["two-sided", "--profile", "ci", "twins.json"])
+    assert before == behind
+    assert [str(f) for f in behind.files] == ["twins.json"]

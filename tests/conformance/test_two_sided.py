@@ -109,7 +109,7 @@ def test_page_and_summary():
     rows = two_sided.rows(("no-pins", "store-before-fence"))
     page = model_pages.two_sided(rows)
     assert (
-        "| `no-pins` | vllm#52360 | `PinnedNotFreed` | 3 of 9, AdmitCompute: block 1 has 2 references, held by kvledger"
+        "| `no-pins` | vllm#52360 | `PinnedNotFreed` | 3 of 8, AdmitCompute: block 1 has 2 references, held by kvledger"
         in page
     )
     assert "2 mutants, 1 replayed: 1 stop" in page

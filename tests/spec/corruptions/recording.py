@@ -1,0 +1,80 @@
+"""What a recording has said so far, to find a place for a corruption in it; and the list of all corruptions."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+Event = dict[str, Any]
+Events = list[Event]
+Corruption = Callable[[Events], int]
+CORRUPTIONS: list[tuple[str, Corruption, str]] = []  # recording, corruption, rule
+NAME = "0123456789abcdef"  # of no block
+
+
+def of(recording: str, rule: str) -> Callable[[Corruption], Corruption]:
+    """Register a corruption of a recording and the rule that it breaks."""
+
+    def register(corrupt: Corruption) -> Corruption:
+        CORRUPTIONS.append((recording, corrupt, rule))
+        return corrupt
+
+    return register
+
+
+@dataclass
+class Known:
+    """What a recording has said before an event."""
+
+    jobs: dict[int, Event] = field(default_factory=dict)  # open jobs
+    pinned: set[int] = field(default_factory=set)
+    stored: set[str] = field(default_factory=set)  # names in finished stores
+    tables: dict[str, list[int]] = field(default_factory=dict)  # of current generations
+    gens: dict[str, int] = field(default_factory=dict)
+    retry: dict[str, list[int]] = field(default_factory=dict)
+    frontier: dict[str, int] = field(default_factory=dict)
+    next_job: int = 1
+    last_gen: int = 0
+
+    def take(self, event: Event) -> None:
+        action, req = event["action"], event.get("req")
+        if action == "BeginGeneration":
+            self.gens[req], self.last_gen = event["gen"], event["gen"]
+            self.tables[req], self.retry[req], self.frontier[req] = event["table"], [], 0
+        elif action in ("EndGeneration", "EndRequest"):
+            self.gens.pop(req, None)
+            self.tables.pop(req, None)
+        elif action == "EmitStore":
+            self.tables[req], self.retry[req], self.frontier[req] = event["table"], event["retry"], event["frontier"]
+        if action in ("EmitLoad", "EmitStore") and event["job"] is not None:
+            self.jobs[event["job"]] = event
+            self.next_job = event["job"] + 1
+            self.pinned |= set(event["blocks"]) if action == "EmitStore" else set()
+        elif action == "ApplyReport" and "retry" in event:
+            done = self.jobs.pop(event["job"])
+            stores = [e for e in self.jobs.values() if e["action"] == "EmitStore"]
+            self.pinned = {b for e in stores for b in e["blocks"]}
+            if done["action"] == "EmitStore":
+                self.retry[done["req"]] = event["retry"]
+                self.stored |= set(done["names"])
+        elif action == "Reset":
+            self.gens = {r: g for r, g in self.gens.items() if r in event["loading"]}
+
+
+def replay(events: Events) -> Iterator[tuple[int, Event, Known]]:
+    """Each event with its number, and what was known before it."""
+    known = Known()
+    for i, event in enumerate(events):
+        yield i, event, known
+        known.take(event)
+
+
+def first(events: Events, action: str, wanted: Callable[[Event, Known], Any] = lambda e, k: True) -> tuple[int, Known]:
+    """The first event of a kind that fits, and what was known before it."""
+    for i, event, known in replay(events):
+        if event["action"] == action and wanted(event, known):
+            return i, known
+    raise LookupError(f"the recording has no {action} that could be corrupted like this")
+
+
+def issues(event: Event, _: Known) -> bool:
+    return event.get("job") is not None
