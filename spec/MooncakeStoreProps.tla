@@ -87,6 +87,9 @@ MissForgets ==
                         => known' \cap Missed(rp[r], LocalHit(rp[r])) = {}
      /\ \A j \in Live : led'[j].st = "done" => known' \cap LostBy(j) = {}]_vars
 
+(* The memory that a hit failed ends with the request: the next one under its id is offered hits again. *)
+FailedHitEnds == \A r \in Reqs : nohit[r] => rst[r] \notin {"none", "zombie"}
+
 -----------------------------------------------------------------------------
 (* SANITY *)
 
@@ -108,9 +111,12 @@ RetryIssued == \A r \in Reqs : trk[r].retry \subseteq 1..trk[r].front
    (Only where nothing is evicted: an object that has gone is believed in until a lookup misses it or a load of it fails.) *)
 KnownIsStored == \A h \in known : InStore(h)
 
-(* A job that some rank has not heard of is in a step on its way there: none is lost between scheduler and ranks. *)
+(* A job that some rank has not heard of is in a step on its way there, a report that a rank has handed in is in the output
+   of one: nothing is lost between scheduler and ranks.                                                              *)
 JobsDelivered ==
-  \A j \in Live, k \in Ranks : rk[k][j].st = "none" => \E s \in InFlight : s > hooked[k] /\ j \in pipe[s].jobs
+  \A j \in Live, k \in Ranks :
+    /\ rk[k][j].st = "none" => \E s \in InFlight : s > hooked[k] /\ j \in pipe[s].jobs
+    /\ rk[k][j].st = "sent" => \E s \in InFlight : s <= polled[k] /\ <<k, j>> \in pipe[s].rep
 
 (* Whom core preempts others for is running and still wants a block that it does not have. *)
 OwedNeeds == owed # 0 => /\ rst[owed] = "running" /\ full[owed] < Len(rp[owed])

@@ -171,6 +171,14 @@ def known_is_stored(adapter: LedgerAdapter, state: State) -> str:
     return ""
 
 
+def failed_hit_ends(adapter: LedgerAdapter, state: State) -> str:
+    """A failed hit is remembered for an id that no request has."""
+    for r, status in enumerate(state["rst"], 1):
+        if status in ("none", "zombie") and str(r) in adapter.side._failed_hits:
+            return f"that a hit of request {r} failed is remembered, and it is gone"
+    return ""
+
+
 def miss_forgets(adapter: LedgerAdapter, state: State) -> str:
     """A request has just been admitted whose lookup missed a block that still counts as stored."""
     for r, status in enumerate(state["rst"]):
@@ -287,6 +295,7 @@ CHECKS: dict[str, Bad] = {
     "TrackerCurrent": tracker_current,
     "LoadHasJob": load_has_job,
     "RetryIssued": retry_issued,
+    "FailedHitEnds": failed_hit_ends,
     "MissForgets": miss_forgets,
     "JobsDelivered": jobs_delivered,
     "KnownIsStored": known_is_stored,

@@ -70,6 +70,20 @@ def miss_not_forgotten() -> Iterator[None]:
         yield
 
 
+@named_patch(LEDGER_PATCHES, "failed-hit-outlives-request")
+def failed_hit_outlives_request() -> Iterator[None]:
+    """That a hit failed is remembered for the request id."""
+    end = SchedulerSide.finished
+
+    def finished(self: SchedulerSide, request: Any) -> None:
+        kept = set(self._failed_hits)
+        end(self, request)
+        self._failed_hits |= kept
+
+    with swap(SchedulerSide, "finished", finished):
+        yield
+
+
 @named_patch(LEDGER_PATCHES, "count-per-request")
 def count_per_request() -> Iterator[None]:
     """As many reports as there are ranks, of any jobs of a request id, complete all its jobs."""

@@ -155,6 +155,7 @@ BY_TOUR = {
     "hit-offered-again": "load",
     "load-job-not-sent": "load",
     "miss-not-forgotten": "load",
+    "failed-hit-outlives-request": "load",
     "failed-sync-load-not-tainted": "sync",
     "quiesce-with-pins": "store",
     "push-work-for-ever": "store",
@@ -173,6 +174,7 @@ NOT_TWINNED = {
     "counterexample is replayed (two-sided), and the tour of slice store kills it",
     "miss-not-forgotten": "it costs hits and nothing else, as above; its counterexample is replayed (two-sided), and the tour of "
     "slice load kills it",
+    "failed-hit-outlives-request": "as above",
     "makes-room-for-the-preempted": "a wrong core, not a wrong connector",
     "reset-without-fence": "core refuses a reset while a job holds references, so no job is in flight at a reset; its "
     "counterexample is replayed all the same (two-sided), where core may go on",
