@@ -25,7 +25,6 @@ OFF, FEW_FAULTS = "<- FALSE", {"RankQuarantine": "<- FALSE", "Refusals": "<- NoR
 MODELS: tuple[tuple[str, dict[str, str]], ...] = (
     ("MCReset", {}),
     ("MC", {"MaxJob": "= 1"}),
-    ("MC", {"MaxJob": "= 1", "Prompts": "<- OnePrompt", "MaxPinned": "= 1"}),
     ("MCLoad", {"MaxJob": "= 1"}),
     ("MCLoad", {"RankExpire": OFF, "RankDrop": OFF, "Evict": OFF, "ForeignPut": "<- ForeignPutHit"} | FEW_FAULTS),
     (
@@ -38,7 +37,7 @@ MODELS: tuple[tuple[str, dict[str, str]], ...] = (
     ("MCSpace", {"Blocks": "= {1, 2}", "MayIdle": "<- NothingToDo"}),
     ("MCSync", {"MaxJob": "= 1"}),
     ("MCPrefix", {"MayIdle": "<- NothingToDo", "Preempt": OFF}),
-    ("MCLoadPipe", {"MayIdle": "<- NothingToDo"}),
+    ("MCLoadPipe", {"MayIdle": "<- NothingToDo", "MaxPinned": "= 0"}),
     ("MCLiveStall", {"MaxJob": "= 1"}),
     ("MCLive", {"MaxJob": "= 1"}),
     ("MCLiveLoad", {"MaxJob": "= 1", "ForeignPut": "<- ForeignPutHit"}),
