@@ -2,4 +2,4 @@
 
 import pytest
 
-pytest.register_assert_rewrite("tests.support.engine")
+pytest.register_assert_rewrite("tests.support.engine", "tests.support.ranks")
