@@ -1,5 +1,7 @@
 """Help for tests. Its asserts must hold under `python -O` too."""
 
+import pkgutil
+
 import pytest
 
-pytest.register_assert_rewrite("tests.support.engine", "tests.support.ranks")
+pytest.register_assert_rewrite(*(f"{__name__}.{module.name}" for module in pkgutil.iter_modules(__path__)))
