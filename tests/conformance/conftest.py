@@ -1,15 +1,9 @@
-"""The conformance package is imported from its folder when it is not installed."""
+"""kvledger warns of every scripted fault; tests of the suite are quiet about it."""
 
 import logging
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-FOLDER = str(Path(__file__).resolve().parents[2] / "conformance")
-if FOLDER not in sys.path:
-    sys.path.insert(0, FOLDER)
 
 
 @pytest.fixture(autouse=True)

@@ -3,10 +3,12 @@
 import threading
 
 import pytest
-from kvledger_conformance import compat, targets
-from kvledger_conformance.driver import driving, replay
-from kvledger_conformance.scenarios import SCENARIOS
-from kvledger_conformance.stream import Event, Stream, on, recorded
+
+from kvledger_conformance.engine import compat
+from kvledger_conformance.engine.stream import Event, Stream, on, recorded
+from kvledger_conformance.suite import targets
+from kvledger_conformance.suite.driver import driving, replay
+from kvledger_conformance.suite.scenarios import SCENARIOS
 
 TWO = compat.Shape(depth=2)
 

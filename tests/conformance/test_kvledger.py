@@ -3,12 +3,13 @@
 import dataclasses
 
 import pytest
-from kvledger_conformance import compat, machines, targets
-from kvledger_conformance.driver import driving, replay
-from kvledger_conformance.properties import CONTRACT, PROPERTIES, Impossible
-from kvledger_conformance.scenarios import SCENARIOS
 
 from kvledger.errors import ConfigError
+from kvledger_conformance.engine import compat
+from kvledger_conformance.suite import machines, targets
+from kvledger_conformance.suite.driver import driving, replay
+from kvledger_conformance.suite.properties import CONTRACT, PROPERTIES, Impossible
+from kvledger_conformance.suite.scenarios import SCENARIOS
 
 MODES = ("kvledger", "kvledger-direct", "kvledger-sync", "kvledger-decode")
 

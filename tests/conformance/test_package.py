@@ -9,12 +9,14 @@ import tomllib
 import zipfile
 from pathlib import Path
 
-import kvledger_conformance
 import pytest
+
+import kvledger_conformance
 from kvledger_conformance import __main__ as cli
-from kvledger_conformance import driver, loading, scenarios, standin, targets, venvs
+from kvledger_conformance.store import standin
+from kvledger_conformance.store.world import World
+from kvledger_conformance.suite import driver, loading, scenarios, targets, venvs
 from kvledger_conformance.usage import UsageError
-from kvledger_conformance.world import World
 
 ROOT = Path(__file__).resolve().parents[2]
 SUITE = ROOT / "conformance"
@@ -27,7 +29,9 @@ class Absent(importlib.abc.MetaPathFinder):
         if name.partition(".")[0] in ("kvledger", "mooncake"):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Absent())
-from kvledger_conformance import driver, loading, scenarios
+from kvledger_conformance.suite import driver
+from kvledger_conformance.suite import loading
+from kvledger_conformance.suite import scenarios
 target = loading.target_for("naive:NaiveConnector", sys.argv[1])
 one = scenarios.SCENARIOS[0]
 print(driver.replay(target, one.shape, one.script).story)
@@ -49,8 +53,6 @@ def unpacked(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("package")
     checkout = folder / "checkout"
     shutil.copytree(SUITE, checkout / "conformance", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    shutil.copytree(ROOT / "spec", checkout / "spec", ignore=lambda _d, names: [n for n in names if ".tla" not in n])
-    shutil.copy(ROOT / "LICENSE", checkout)
     done = subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-index", "--no-build-isolation",
          "-w", str(folder), str(checkout / "conformance")],
@@ -59,31 +61,21 @@ def unpacked(tmp_path_factory) -> Path:
     assert done.returncode == 0, done.stderr
     (wheel,) = folder.glob("*.whl")
     zipfile.ZipFile(wheel).extractall(folder / "site")
-    assert not (checkout / "conformance" / "build").exists()
     return folder / "site"
 
 
-def names(folder: Path, pattern: str) -> dict[str, bytes]:
-    """Files of a folder."""
-    return {p.name: p.read_bytes() for p in folder.glob(pattern)}
+def contents(folder: Path) -> dict[str, bytes]:
+    """Modules below a folder."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*.py")}
 
 
-def test_wheel_has_every_module_and_what_tours_need(unpacked):
+def test_wheel_has_every_module_of_the_suite_and_nothing_else(unpacked):
     package = unpacked / "kvledger_conformance"
-    assert names(package, "*.py") == names(SUITE / "kvledger_conformance", "*.py")
-    assert names(package / "data" / "model", "*") == names(ROOT / "spec", "*.tla")
-    assert names(package / "data" / "slices", "*") == names(SUITE / "spec", "*")
-    assert (package / "data" / "graph.lock").read_bytes() == (SUITE / "graph.lock").read_bytes()
+    assert contents(package) == contents(SUITE / "kvledger_conformance")
+    assert {p.suffix for p in package.rglob("*") if p.is_file()} == {".py"}
     (metadata,) = unpacked.glob("*.dist-info/METADATA")
     assert "# A conformance suite for vLLM KV connectors" in metadata.read_text()
-
-
-def test_tours_of_the_wheel_use_its_own_files(unpacked, tmp_path):
-    code = "from kvledger_conformance import tour; print(*tour.folders(), sep='\\n')"
-    done = python("-c", code, path=unpacked, folder=tmp_path)
-    folders = [Path(line) for line in done.stdout.splitlines()]
-    assert len(folders) == 3, done.stderr
-    assert all(f.exists() and unpacked in f.parents for f in folders)
+    assert list(unpacked.glob("*.dist-info/licenses/LICENSE"))
 
 
 def test_wheel_runs_without_kvledger_and_mooncake(unpacked, tmp_path):
@@ -200,7 +192,6 @@ def modules(tmp_path, monkeypatch):
         (["--target", "wrong_half:Whole", "--extra", "[1]"], "not a JSON object"),
         (["--machines", "stores,loops"], "there is no machine loops"),
         (["replay", "/nowhere/at/all.json"], "there is no file"),
-        (["replay"], "replay needs one file"),
         (["--json", "/nowhere/at/all.json"], "cannot be written"),
         (["--vllm", "0.0.1"], "vLLM 0.0.1 is too old"),
         (["--vllm", "newest"], "is not a vLLM release"),
@@ -213,22 +204,22 @@ def test_wrong_call_is_told_in_a_sentence(modules, capsys, arguments, text):
     assert "\nhint: " in said
 
 
+@pytest.mark.parametrize(
+    "arguments", [["replay"], ["replay", "a", "--seconds", "3"], ["properties", "--target", "x"], ["tour"]]
+)
+def test_commands_refuse_what_they_do_not_know(arguments, capsys):
+    with pytest.raises(SystemExit) as refusal:
+        cli.main(arguments)
+    assert refusal.value.code == cli.EXIT_USAGE
+    assert "usage: kvledger-conformance" in capsys.readouterr().err
+
+
 def test_file_that_is_no_finding_is_named(tmp_path, capsys):
     file = tmp_path / "finding.json"
     for content, text in (("{", "is not JSON"), ('{"target": "kvledger"}', "has no shape, script"), ("[]", "has no")):
         file.write_text(content)
         assert cli.main(["replay", str(file)]) == cli.EXIT_USAGE
         assert text in capsys.readouterr().err
-
-
-def test_tours_without_java_or_tlc(monkeypatch, capsys):
-    monkeypatch.setattr("kvledger_conformance.graph.java", lambda: "no-java-here")
-    assert cli.main(["tours"]) == cli.EXIT_USAGE
-    assert "tours need Java" in capsys.readouterr().err
-    monkeypatch.setattr("kvledger_conformance.graph.java", lambda: sys.executable)
-    monkeypatch.setenv("TLA2TOOLS_JAR", "/nowhere/tla2tools.jar")
-    assert cli.main(["tours"]) == cli.EXIT_USAGE
-    assert "there is no TLC at /nowhere/tla2tools.jar" in capsys.readouterr().err
 
 
 def test_dead_thread_of_a_connector_is_told_in_a_line(capsys):
@@ -362,7 +353,7 @@ def test_pip_that_never_ends_is_stopped_and_told(tmp_path, monkeypatch, capfd):
 
 
 def test_environments_lie_where_told_in_a_checkout_or_in_the_users_cache(unpacked, tmp_path, monkeypatch):
-    code = "from kvledger_conformance import venvs; print(venvs.default_root())"
+    code = "from kvledger_conformance.suite import venvs; print(venvs.default_root())"
     monkeypatch.delenv(venvs.VENVS, raising=False)
     assert venvs.default_root() == ROOT / ".cache" / "venvs"
     installed = python("-c", code, path=unpacked, folder=tmp_path, XDG_CACHE_HOME=str(tmp_path))

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from kvledger_conformance import standin
-from kvledger_conformance.transfer import Fault
-from kvledger_conformance.world import World
 
 from kvledger.mooncake.embedded import running_embedded
+from kvledger_conformance.store import standin
+from kvledger_conformance.store.transfer import Fault
+from kvledger_conformance.store.world import World
 
 SIZE = 4096
 Call = Callable[[Any, Any, int, int], Any]

@@ -4,11 +4,14 @@ import dataclasses
 import json
 
 import pytest
+
+from conformance.refinement.twins import table as twins
 from kvledger_conformance import __main__ as cli
-from kvledger_conformance import compat, report, runner, shrinking, targets, twins
-from kvledger_conformance.driver import driving, replay
-from kvledger_conformance.properties import Impossible
-from kvledger_conformance.scenarios import SCENARIOS
+from kvledger_conformance.engine import compat
+from kvledger_conformance.suite import report, runner, shrinking, targets
+from kvledger_conformance.suite.driver import driving, replay
+from kvledger_conformance.suite.properties import Impossible
+from kvledger_conformance.suite.scenarios import SCENARIOS
 
 LONG = [
     {"do": "add", "name": "y", "blocks": "b", "tail": 2, "tokens": 3},

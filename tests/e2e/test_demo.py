@@ -69,7 +69,7 @@ def assert_behaviours_of_the_model(traces: Path, engines: int) -> None:
     """TLC on what the engines of a run recorded: the model says what this code does, on real parts."""
     recordings = sorted(traces.glob("*.jsonl"))
     assert len(recordings) == engines
-    check = [sys.executable, str(ROOT / "spec" / "trace" / "check.py"), *map(str, recordings)]
+    check = [sys.executable, "-m", "conformance.recordings.check", *map(str, recordings)]
     run = subprocess.run(check, check=False, capture_output=True, text=True, timeout=BOUND_S)
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stdout.count("accepted") == engines

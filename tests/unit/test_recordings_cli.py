@@ -2,9 +2,9 @@
 
 import pytest
 
-from demo import record, recorded
-from demo.faulty import scripted
-from demo.scenarios import SCENARIOS, StoreFault, by_name
+from conformance.recordings import record, recorded
+from conformance.recordings.faulty import scripted
+from conformance.recordings.scenarios import SCENARIOS, StoreFault, by_name
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

@@ -1,0 +1,1 @@
+"""What is done to a connector: verbs, scenarios, machines, properties, targets and reports."""

@@ -1,0 +1,257 @@
+"""Generated mutants: one guard conjunct dropped, or one update dropped, in MooncakeStore.tla or MooncakeStoreLedger.tla.
+
+A mutant is killed when a property of one of the models below fails, or TLC cannot evaluate it, or something that the
+model must be able to do is not reached any more. A survivor must be listed with a reason in mutants/survivors.toml.
+"""
+
+import hashlib
+import json
+import re
+import shutil
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from conformance.model import lint, manifest
+from conformance.tla import cfg, tlc
+from conformance.tla.tlc import SPEC, find
+
+SURVIVORS = SPEC / "mutants" / "survivors.toml"
+FILES = ("MooncakeStore.tla", "MooncakeStoreLedger.tla")
+# Small models that together reach every action; a mutant goes through those that evaluate what it changes, until one
+# kills it. Safety first, then liveness.
+OFF, FEW_FAULTS = "<- FALSE", {"RankQuarantine": "<- FALSE", "Refusals": "<- NoRefusal"}
+MODELS: tuple[tuple[str, dict[str, str]], ...] = (
+    ("MCReset", {}),
+    ("MC", {"MaxJob": "= 1"}),
+    ("MCLoad", {"MaxJob": "= 1"}),
+    ("MCLoad", {"RankExpire": OFF, "RankDrop": OFF, "Evict": OFF, "ForeignPut": "<- ForeignPutHit"} | FEW_FAULTS),
+    (
+        "MCRanks",
+        {"Prompts": "<- ShortPrompt", "Blocks": "= {1}", "MaxPinned": "= 1", "MaxAttempts": "= 0", "Abort": OFF}
+        | FEW_FAULTS,
+    ),
+    ("MC", {"RankExpire": OFF, "RankDrop": OFF, "Evict": OFF, "Abort": OFF} | FEW_FAULTS),
+    ("MCPipe", {"PartSteps": "<- FullSteps", "Abort": OFF}),
+    ("MCSpace", {"Blocks": "= {1, 2}", "MayIdle": "<- NothingToDo"}),
+    ("MCSync", {"MaxJob": "= 1"}),
+    ("MCPrefix", {"MayIdle": "<- NothingToDo", "Preempt": OFF}),
+    ("MCLoadPipe", {"MayIdle": "<- NothingToDo", "MaxPinned": "= 0"}),
+    ("MCLiveStall", {"MaxJob": "= 1"}),
+    ("MCLive", {"MaxJob": "= 1"}),
+    ("MCLiveLoad", {"MaxJob": "= 1", "ForeignPut": "<- ForeignPutHit"}),
+)
+
+# Costly, and needed for what only loads with two steps in flight can tell.
+ONLY_FOR = {"MCLoadPipe": frozenset(["ToWaiting", "Preempt", "WithinBudget", "LoadsAllowed", "MayLoad"])}
+
+# Definitions that are values, not formulas, or hooks for narrow models: there is no conjunct to drop.
+NOT_FORMULAS = frozenset(
+    [
+        "Spec",
+        "Allocatable",
+        "Index",
+        "MayIdle",
+        "NoPrompt",
+        "Wiped",
+        "LastIdx",
+        "Shift",
+        "PollOrder",
+        "ReportedBad",
+        "Key",
+        "AfterEmit",
+        "AfterReports",
+        "Count",
+        "NewRetry",
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One change: `old` at `start` in `file` becomes `new`."""
+
+    name: str
+    file: str
+    start: int
+    old: str
+    new: str
+
+    @property
+    def operator(self) -> str:
+        """The definition that was changed."""
+        return self.name.partition(".")[0]
+
+    def text(self) -> str:
+        """The changed module."""
+        text = (SPEC / self.file).read_text(encoding="utf-8")
+        return text[: self.start] + self.new + text[self.start + len(self.old) :]
+
+
+def _definitions(text: str) -> Iterator[tuple[str, int, str]]:
+    """Name, position and body of each operator definition at the left margin."""
+    heads = list(re.finditer(r"^([A-Z]\w*)(?:\([^)=]*\))? ==", text, re.M))
+    for head, following in zip(heads, [*heads[1:], None], strict=True):
+        end = following.start() if following else len(text)
+        comment = text.find("\n(*", head.end(), end)
+        ruler = text.find("\n----", head.end(), end)
+        end = min(x for x in (end, comment, ruler) if x != -1)
+        yield head[1], head.end(), text[head.end() : end]
+
+
+def _conjuncts(body: str) -> Iterator[tuple[int, str]]:
+    """The conjuncts of a body: bullets at its least indentation, or the parts of a one-line body."""
+    bullets = list(re.finditer(r"^( *)/\\ ", body, re.M))
+    if bullets:
+        least = min(len(b[1]) for b in bullets)
+        mine = [b for b in bullets if len(b[1]) == least]
+        for bullet, following in zip(mine, [*mine[1:], None], strict=True):
+            chunk = body[bullet.end() : following.start() if following else len(body)]
+            lines = chunk.split("\n")
+            keep = [lines[0]]
+            for line in lines[1:]:
+                if line.strip() and len(line) - len(line.lstrip()) <= least:
+                    break
+                keep.append(line)
+            yield from _inline(bullet.end(), "\n".join(keep).rstrip())
+    elif "\n" not in body.strip() and "IF " not in body and "{" not in body:
+        lead = len(body) - len(body.lstrip())
+        yield from _inline(lead, body.strip())
+
+
+def _inline(start: int, text: str) -> Iterator[tuple[int, str]]:
+    """Split at /\\ outside brackets, on one line and outside quantifiers, disjunctions and implications."""
+    code = re.sub(r"\\\*[^\n]*", lambda m: " " * len(m[0]), text)
+    if "\n" in text or re.search(r"\\A|\\E|\\/|=>|\bIF\b|\bLET\b", code):
+        yield start, text
+        return
+    depth, last = 0, 0
+    for match in re.finditer(r"<<|>>|[(\[{]|[)\]}]|/\\", code):
+        token = match[0]
+        depth += token in {"<<", "(", "[", "{"}
+        depth -= token in {">>", ")", "]", "}"}
+        if token == "/\\" and depth == 0:
+            yield start + last, text[last : match.start()].rstrip()
+            last = match.end() + 1
+    yield start + last, text[last:].rstrip()
+
+
+def generate() -> list[Mutant]:
+    """All generated mutants, named FILE-part.Operator.number."""
+    out: list[Mutant] = []
+    for file in FILES:
+        text = (SPEC / file).read_text(encoding="utf-8")
+        for name, at, body in _definitions(text):
+            if name.endswith("Next") or name in NOT_FORMULAS:
+                continue
+            for number, (offset, raw) in enumerate(_conjuncts(body), start=1):
+                conjunct = re.sub(r"\s*\\\*[^\n]*$", "", raw)
+                update = re.match(r"(\w+)' = ", conjunct)
+                if not conjunct.strip() or conjunct.startswith("UNCHANGED"):
+                    continue
+                if update:
+                    new, kind = f"{update[1]}' = {update[1]}", "update"
+                elif "'" in conjunct or re.match(
+                    r"(BuildMeta|Push|Send|Set|Gone|Unadmit|ToWaiting|Admit|LET)\b", conjunct
+                ):
+                    continue
+                else:
+                    new, kind = "TRUE", "guard"
+                pad = "\n" * conjunct.count("\n")
+                out.append(Mutant(f"{name}.{number}-{kind}", file, at + offset, conjunct, new + pad))
+    return out
+
+
+def survivors() -> dict[str, str]:
+    """Reasons by mutant name."""
+    if not SURVIVORS.exists():
+        return {}
+    return {s["id"]: s["reason"] for s in tomllib.loads(SURVIVORS.read_text(encoding="utf-8"))["survivor"]}
+
+
+def _uses() -> dict[str, set[str]]:
+    """For each operator of the model, which others its body names."""
+    bodies: dict[str, str] = {}
+    for file in (*FILES, "MooncakeStoreTypes.tla", "MooncakeStoreProps.tla", "MC.tla"):
+        text = (SPEC / file).read_text(encoding="utf-8")
+        bodies |= {name: body for name, _, body in _definitions(text)}
+    words = {name: set(re.findall(r"\b[A-Z]\w*", body)) for name, body in bodies.items()}
+    return {name: found & bodies.keys() for name, found in words.items()}
+
+
+def concerns(mutant: Mutant, config: cfg.Cfg) -> bool:
+    """Whether a model with this configuration can tell: it evaluates the operator, and what was changed can matter."""
+    constants = config.constants
+    gone = {name for name, value in constants.items() if value.startswith("<-")}
+    if constants["SyncLoads"] != "<- Async":
+        gone.add("AdmitLoad")
+    if constants["SyncLoads"] != "<- Sync":
+        gone.add("AdmitSyncLoad")
+    if constants["MaxEpoch"] == "= 0":
+        gone.add("Reset")
+    if "BecomeCalm" in gone and mutant.old == "~calm":
+        return False
+    frozen = {"calm": "BecomeCalm" in gone, "stalled": "StallTimeout" in gone, "epoch": "Reset" in gone}
+    frozen["nohit"] = constants["SyncLoads"] == "<- NoLoads"
+    if mutant.name.endswith("-update") and frozen.get(mutant.old.partition("'")[0]):
+        return False
+    if constants["Reqs"] == "= {1}" and mutant.old in {"owed = 0", r"owed \in {0, r}"}:
+        return False
+    uses = _uses()
+    seen: set[str] = set()
+    todo = {*lint.actions(), *config.invariants, *config.properties} - gone
+    while todo:
+        name = todo.pop()
+        seen.add(name)
+        todo |= uses.get(name, set()) - seen - gone
+    return mutant.operator in seen
+
+
+def try_one(mutant: Mutant, timeout_s: float = 600.0) -> tuple[str, str]:
+    """(model, what failed) of the model that killed the mutant, or ("", "") if none did.
+
+    One that only takes behaviour away breaks no safety property: it is killed when a reachability check finds nothing.
+    """
+    with tempfile.TemporaryDirectory(prefix="kvledger-mutant-") as scratch:
+        folder = Path(scratch)
+        for file in SPEC.glob("*.tla"):
+            shutil.copy(file, folder / file.name)
+        (folder / mutant.file).write_text(mutant.text(), encoding="utf-8")
+        for model, changes in MODELS:
+            config = cfg.read(find(f"{model}.cfg")).changed(changes)
+            if not concerns(mutant, config) or mutant.operator not in ONLY_FOR.get(model, {mutant.operator}):
+                continue
+            run = tlc.check("MC", config.text(), timeout_s=timeout_s, short=True, folder=folder)
+            if run.result in {"parse error", "config error"}:
+                return model, "NOT A MODULE"
+            if run.result != "pass":
+                return model, run.property or run.result
+        if mutant.name.endswith("-guard") and mutant.operator in lint.actions():
+            return "", ""  # an action with a guard less can do all that it could
+        for check in (c for c in manifest.load() if c.kind == "reach" and not c.deep):
+            if concerns(mutant, check.config()):
+                run = tlc.check("MC", check.cfg_text(), timeout_s=timeout_s, short=True, folder=folder)
+                if run.result == "pass":
+                    return check.base, f"{check.name}, which is not reached any more"
+    return "", ""
+
+
+def _digest() -> str:
+    """Hash of all that a result depends on: the modules, the configurations and the list of models."""
+    files = [*sorted(SPEC.glob("MooncakeStore*.tla")), SPEC / "MC.tla", *(find(f"{m}.cfg") for m, _ in MODELS)]
+    return hashlib.sha256(b"".join(f.read_bytes() for f in files) + repr(MODELS).encode()).hexdigest()[:16]
+
+
+def remember(file: Path, mutant: Mutant, fate: tuple[str, str]) -> None:
+    """Append one result to `file`."""
+    with file.open("a", encoding="utf-8") as out:
+        out.write(json.dumps({"text": _digest(), "id": mutant.name, "fate": fate}) + "\n")
+
+
+def recall(file: Path) -> dict[str, tuple[str, str]]:
+    """Results in `file` that are about the text as it is now."""
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    found = [json.loads(line) for line in lines]
+    return {r["id"]: (r["fate"][0], r["fate"][1]) for r in found if r["text"] == _digest()}

@@ -1,0 +1,1 @@
+"""Is kvledger its model? Tours over TLC's graph, refusals, counterexamples, twins."""

@@ -1,0 +1,349 @@
+# ruff: noqa: SLF001 - a clock that is asked of the model, and kvledger's private bounds
+"""kvledger's scheduler side and rank ledgers, driven along the model's edges at vLLM's hooks.
+
+Core's choices (which block, which request, what arrived, how long something takes) are taken from the edge; everything
+that kvledger decides is not: what it offers, emits, pins, releases, retries and refuses, and in which life a job is.
+The scheduler side is the real one (`scheduler/side.py` over `protocol/`), so are the rank ledgers; the worker's threads,
+fences and copies are not here.
+"""
+
+from collections import Counter
+from typing import Any
+
+from conformance.refinement import world as ledger_world
+from conformance.refinement.world import (
+    BLOCK_SIZE,
+    KEYS,
+    NEVER_S,
+    Bounds,
+    CoreRequest,
+    Divergence,
+    Objects,
+    Pool,
+    State,
+    StepOutput,
+)
+from kvledger.errors import ProtocolError
+from kvledger.protocol import Job, RankLedger, Report, Result
+from kvledger.scheduler.side import SchedulerSide
+
+SILENT = frozenset({"RankForward"})
+"""Actions that nothing of this is told of."""
+
+
+class LedgerAdapter:
+    """One scheduler side and the ledgers of its ranks, without vLLM, threads or transfers."""
+
+    def __init__(self, state: State, bounds: Bounds) -> None:
+        self.bounds = bounds
+        self.ranks = len(state["rk"])
+        self._settings = bounds.settings()
+        self._plan = ledger_world.plan(blocks=len(state["ref"]), ranks=self.ranks)
+        self.coarse = bounds.max_pinned < len(state["ref"])
+        """Whether frontier and retry are looked at together (`ledger_state`)."""
+        self._may_load = ledger_world.may_load(bounds)
+        self.reset()
+
+    def reset(self) -> None:
+        """Back to the initial state."""
+        self.now = 1.0
+        self.pool = Pool(self._plan.num_blocks - 1)
+        self.objects = Objects(self.ranks)
+        self.side = SchedulerSide(
+            settings=self._settings,
+            plan=self._plan,
+            keys=KEYS,
+            lookups=self.objects if self._may_load else None,  # type: ignore[arg-type]
+            may_save=True,
+            clock=lambda: self.now,
+        )
+        self.side.bind_pool(self.pool)  # type: ignore[arg-type]
+        self.side.bind_tables(lambda request_id: self.tables.get(request_id, []))
+        self.ledger = self.side._ledger
+        self.rank = [RankLedger(rank=k, stuck_after_s=NEVER_S, quarantine_s=NEVER_S) for k in range(self.ranks)]
+        self.requests: dict[str, CoreRequest] = {}
+        self.tables: dict[str, list[int]] = {}
+        self.pipe: list[tuple[tuple[Job, ...], list[Report]]] = []
+        self.jobs: dict[int, Job] = {}
+        self.indices: dict[int, list[int]] = {}
+        """Per job: the model's block index of each position."""
+        self.said: dict[tuple[int, int], Report] = {}
+        self.epochs = [self.ledger.epoch]
+        self.late: list[int] = []
+        """Jobs whose bytes moved when their rank had reported them."""
+
+    # -- edges -------------------------------------------------------------
+
+    def do(self, action: str, before: State, after: State) -> None:
+        """Perform one edge.
+
+        Raises:
+            Divergence: kvledger refuses it, does something else, or there is no such action here.
+        """
+        if action in SILENT:
+            return
+        method = getattr(self, "do_" + action, None)
+        if method is None:
+            raise Divergence(f"the adapter does not know the action {action}")
+        try:
+            self._take_blocks(before, after)
+            method(before, after)
+        except ProtocolError as error:
+            raise Divergence(f"{action} is refused: {error}") from error
+        self._give_blocks(before, after)
+
+    def _take_blocks(self, before: State, after: State) -> None:
+        """Core gives blocks to requests, before the connector hears of it."""
+        if before["tbl"] == after["tbl"]:
+            return
+        for r, (old, new) in enumerate(zip(before["tbl"], after["tbl"], strict=True), 1):
+            more = Counter(b for b in new if b) - Counter(b for b in old if b)
+            self.pool.touch(self.pool.blocks[b] for b in more.elements())
+            if more:
+                self.tables[str(r)] = [b for b in new if b]
+
+    def _give_blocks(self, before: State, after: State) -> None:
+        """Core takes blocks from requests."""
+        if before["tbl"] == after["tbl"]:
+            return
+        for r, (old, new) in enumerate(zip(before["tbl"], after["tbl"], strict=True), 1):
+            less = Counter(b for b in old if b) - Counter(b for b in new if b)
+            self.pool.free_blocks(self.pool.blocks[b] for b in less.elements())
+            self.tables[str(r)] = [b for b in new if b]
+
+    # -- the scheduler process ---------------------------------------------
+
+    def do_Arrive(self, before: State, after: State) -> None:  # noqa: N802 - the model's name
+        r = _changed(before["rst"], after["rst"])
+        name = str(r + 1)
+        self.requests[name] = CoreRequest(name, [_name(h) for h in after["rp"][r]])
+
+    def do_Compute(self, before: State, after: State) -> None:  # noqa: N802
+        name = _scheduled(before, after)
+        self._build(before, after, name, self._tokens(before, after, name))
+
+    def do_AdmitCompute(self, before: State, after: State) -> None:  # noqa: N802
+        name = _scheduled(before, after)
+        request, local = self.requests[name], _local_prefix(before, after, name)
+        self.side.match(request, local * BLOCK_SIZE)  # whatever it offers, core does not accept it
+        self.side.admitted(request, self.tables[name], 0)
+        request.num_computed_tokens = local * BLOCK_SIZE
+        self._build(before, after, name, self._tokens(before, after, name, local))
+
+    def do_AdmitLoad(self, before: State, after: State) -> None:  # noqa: N802
+        name = _scheduled(before, after)
+        self._admit_hit(before, after, name, asynchronous=True)
+        self._build(before, after, name, 0)
+
+    def do_AdmitSyncLoad(self, before: State, after: State) -> None:  # noqa: N802
+        name = _scheduled(before, after)
+        self._admit_hit(before, after, name, asynchronous=False)
+        self._build(before, after, name, BLOCK_SIZE)
+
+    def _admit_hit(self, before: State, after: State, name: str, *, asynchronous: bool) -> None:
+        request, local = self.requests[name], _local_prefix(before, after, name)
+        wanted = sum(b != 0 for b in after["tbl"][int(name) - 1]) - local - (not asynchronous)
+        offered, later = self.side.match(request, local * BLOCK_SIZE)  # type: ignore[arg-type]
+        if (offered or 0) < wanted * BLOCK_SIZE:
+            raise Divergence(f"kvledger offers {(offered or 0) // BLOCK_SIZE} blocks, the model loads {wanted}")
+        if later != asynchronous:
+            raise Divergence(f"kvledger loads {'asynchronously' if later else 'synchronously'}, the model does not")
+        self.side.admitted(request, self.tables[name], wanted * BLOCK_SIZE)
+        request.num_computed_tokens = (local + wanted) * BLOCK_SIZE
+
+    def _tokens(self, before: State, after: State, name: str, full: int | None = None) -> int:
+        """Tokens scheduled for a request: a block, or half of one."""
+        r = int(name) - 1
+        done = before["full"][r] if full is None else full
+        self.requests[name].num_computed_tokens = done * BLOCK_SIZE
+        return max(1, (after["full"][r] - done) * BLOCK_SIZE)
+
+    def _build(self, before: State, after: State, name: str, tokens: int) -> None:
+        if before["nextJob"] > self.bounds.max_job:  # the model's only bound on time: as if the budget were used up
+            self.ledger._pins.fits = lambda _chosen, _block: False  # type: ignore[method-assign]
+        scheduled = {name: tokens} if tokens else {}
+        self._send(StepOutput({str(x) for x in before["preempted"]}, scheduled, self.tables), before, after)
+        self.requests[name].num_computed_tokens += tokens
+
+    def _send(self, output: StepOutput, before: State, after: State) -> None:
+        step = self.side.build_step(output)  # type: ignore[arg-type]
+        for job in step.jobs:
+            self.jobs[job.job_id] = job
+            sent = after["job"][before["nextJob"] - 1] if before["nextJob"] <= len(after["job"]) else {"items": ()}
+            self.indices[job.job_id] = sorted(i for i, _, _ in sent["items"]) or [*range(1, len(job.block_ids) + 1)]
+        self.pipe.append((step.jobs, []))
+
+    def do_EmptyStep(self, before: State, after: State) -> None:  # noqa: N802
+        if not self.side.has_open_jobs() and not any(s != "none" for s in before["rst"]):
+            raise Divergence("there is no request and kvledger has no push work, so core does not step")
+        self._send(StepOutput({str(x) for x in before["preempted"]}), before, after)
+
+    def do_Preempt(self, before: State, after: State) -> None:  # noqa: N802
+        request = self.requests[str(_changed(before["rst"], after["rst"]) + 1)]
+        request.num_preemptions += 1
+        request.num_computed_tokens = 0
+
+    def do_PreemptForSpace(self, before: State, after: State) -> None:  # noqa: N802
+        if self.side.has_pending_block_frees():
+            raise Divergence("kvledger says that blocks are about to be freed, so core waits and does not preempt")
+        self.do_Preempt(before, after)
+
+    def do_Finish(self, before: State, after: State) -> None:  # noqa: N802
+        self.side.finished(self.requests[str(_changed(before["rst"], after["rst"]) + 1)])  # type: ignore[arg-type]
+
+    do_Abort = do_Finish  # noqa: N815
+
+    def do_Reset(self, before: State, after: State) -> None:  # noqa: N802
+        if not self.side.reset():
+            raise Divergence("kvledger refuses to reset")
+        self.epochs.append(self.ledger.epoch)
+        if before["store"] != after["store"]:
+            self.objects.wipe()
+
+    def do_UpdateFromOutput(self, before: State, after: State) -> None:  # noqa: N802
+        _, reports = self.pipe.pop(0)
+        self.pool.evicted = set()
+        self.side.apply_reports(reports)
+        self._recompute(before, after)
+        lost = {
+            b
+            for b, (old, new) in enumerate(zip(before["cached"], after["cached"], strict=True), 1)
+            if new == "none" != old
+        }
+        if not lost <= self.pool.evicted:
+            raise Divergence(
+                f"blocks {sorted(lost)} hold wrong bytes, and {sorted(self.pool.evicted)} left the prefix cache"
+            )
+
+    def _recompute(self, before: State, after: State) -> None:
+        """After a load core counts as computed what arrived; after a failed one what comes before it."""
+        for r, full in enumerate(after["full"]):
+            if (full, after["rst"][r]) != (before["full"][r], before["rst"][r]):
+                self.requests[str(r + 1)].num_computed_tokens = full * BLOCK_SIZE
+
+    def do_StallTimeout(self, _before: State, _after: State) -> None:  # noqa: N802
+        self.now += self._settings.stall_timeout_s + 1.0
+
+    def do_BecomeCalm(self, _before: State, _after: State) -> None:  # noqa: N802
+        """Nothing: the disturbances stay away from now on."""
+
+    # -- ranks -------------------------------------------------------------
+
+    def do_RankAccept(self, before: State, after: State) -> None:  # noqa: N802
+        k = _changed(before["hooked"], after["hooked"])
+        for job in self.pipe[before["hooked"][k]][0]:
+            self.rank[k].accept(job)
+
+    def do_TakeReports(self, before: State, after: State) -> None:  # noqa: N802
+        k = _changed(before["polled"], after["polled"])
+        reports = self.rank[k].take_reports()
+        self.said.update({(k, r.job_id): r for r in reports})
+        self.pipe[before["polled"][k]][1].extend(reports)
+
+    def do_ReplayReport(self, before: State, after: State) -> None:  # noqa: N802
+        ((k, j),) = after["pipe"][0]["rep"] - before["pipe"][0]["rep"]
+        self.pipe[0][1].append(self.said[k - 1, j])
+
+    def do_RankStart(self, before: State, after: State) -> None:  # noqa: N802
+        k, j = _changed_job(before, after)
+        started = self.rank[k].start(self._job(j).kind, self.now)
+        if started is None or started.job_id != j:
+            raise Divergence(f"rank {k} starts {started}, the model job {j}")
+
+    def do_RankDrop(self, before: State, after: State) -> None:  # noqa: N802
+        k, j = _changed_job(before, after)
+        self.rank[k].drop(self._job(j))
+
+    def do_RankFinish(self, before: State, after: State) -> None:  # noqa: N802
+        k, j = _changed_job(before, after)
+        bad = self.positions(j, before["rk"][k][j - 1]["bad"])
+        self.rank[k].finish(j, Result.FAILED if bad else Result.DONE, bad)
+
+    def do_RankQuarantine(self, before: State, after: State) -> None:  # noqa: N802
+        k, j = _changed_job(before, after)
+        if not self.rank[k].quarantine(j, self.positions(j, after["rk"][k][j - 1]["bad"]), self.now):
+            raise Divergence(f"rank {k} refuses to quarantine job {j}")
+
+    def do_RankExpire(self, before: State, after: State) -> None:  # noqa: N802
+        """The bound of this job passes. It is longer than any transfer outlives its call: never while bytes move."""
+        k, j = _changed_job(before, after)
+        moving = any((rank, job) == (k + 1, j) for rank, job, _ in before["dma"])
+        if not moving and j in self.rank[k]._jobs:
+            self.rank[k]._jobs[j].until = self.now
+        if self.rank[k].expire(self.now) != [j]:
+            raise Divergence(
+                f"rank {k} does not report job {j}: {'its bytes move, the bound has not passed' if moving else 'why?'}"
+            )
+
+    def _job(self, j: int) -> Job:
+        if j not in self.jobs:
+            raise Divergence(f"kvledger has emitted no job {j}")
+        return self.jobs[j]
+
+    def positions(self, j: int, indices: frozenset[int]) -> tuple[int, ...]:
+        """Positions in the job of the model's block indices."""
+        order = self.indices.get(j, [])
+        return tuple(sorted(order.index(i) for i in indices if i in order))
+
+    # -- the transfer engine and the store ----------------------------------
+
+    def do_DmaMove(self, before: State, after: State) -> None:  # noqa: N802
+        """A store's bytes go from the block that kvledger named to the key that kvledger made. (Loads: core's memory.)"""
+        k, j, i = self._moved(before, after)
+        job = self._job(j)
+        if before["job"][j - 1]["kind"] == "store":
+            position = self.indices[j].index(i)
+            content = before["mem"][k - 1][job.block_ids[position] - 1]
+            self.objects.put(k - 1, job.hashes[position], job.epoch, content)
+
+    def do_DmaFail(self, before: State, after: State) -> None:  # noqa: N802
+        """Told with the report."""
+        self._moved(before, after)
+
+    def _moved(self, before: State, after: State) -> tuple[int, int, int]:
+        ((k, j, i),) = before["dma"] - after["dma"]
+        if j not in self.rank[k - 1]._jobs:
+            self.late.append(j)
+        return k, j, i
+
+    def do_Evict(self, before: State, after: State) -> None:  # noqa: N802
+        k, (letter, epoch) = _changed_object(before, after)
+        self.objects.remove(k, _name(letter), self.epochs[epoch])
+
+    def do_ForeignPut(self, before: State, after: State) -> None:  # noqa: N802
+        k, (letter, epoch) = _changed_object(before, after)
+        self.objects.put(k, _name(letter), self.epochs[epoch], after["store"][k][letter, epoch])
+
+
+def _name(letter: str) -> bytes:
+    return letter.encode()
+
+
+def _changed(before: Any, after: Any) -> int:
+    return next(k for k, (a, b) in enumerate(zip(before, after, strict=True)) if a != b)
+
+
+def _changed_job(before: State, after: State) -> tuple[int, int]:
+    k = _changed(before["rk"], after["rk"])
+    return k, _changed(before["rk"][k], after["rk"][k]) + 1
+
+
+def _changed_object(before: State, after: State) -> tuple[int, tuple[str, int]]:
+    k = _changed(before["store"], after["store"])
+    return k, next(x for x, content in after["store"][k].items() if content != before["store"][k][x])
+
+
+def _scheduled(before: State, after: State) -> str:
+    """Name of the request that the new step works for."""
+    slot = sum(s["on"] for s in before["pipe"])
+    return str(after["pipe"][slot]["req"])
+
+
+def _local_prefix(before: State, after: State, name: str) -> int:
+    """Blocks at the head of the new table that were in the prefix cache: core's local hit."""
+    r = int(name) - 1
+    prompt, table = after["rp"][r], after["tbl"][r]
+    count = 0
+    while count < len(prompt) - 1 and table[count] and before["cached"][table[count] - 1] == prompt[count]:
+        count += 1
+    return count

@@ -1,0 +1,189 @@
+"""TLC's shortest counterexamples of the wrong versions of the model that are replayed, kept in `counterexamples.json`.
+
+The file spares a run of TLC per mutant and test. It is kept true by two fingerprints per mutant: of its configuration, and of every
+definition of the model that this makes use of (comments and layout do not count). A test refuses the file when any of them
+is not today's, or when a mutant has come or gone; another lets TLC make some traces anew and compares.
+"""
+
+import functools
+import hashlib
+import json
+import re
+from collections.abc import Callable, Container, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from conformance.model import manifest
+from conformance.tla import tlc, value
+from conformance.tla.graph import GraphError, replaced
+
+FILE = Path(__file__).resolve().parent / "counterexamples.json"
+TIMEOUT_S = 3600.0
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Counterexample:
+    """`steps` holds (action, state) from the initial state on. `ending` tells how a behaviour without end goes on."""
+
+    mutant: str
+    breaks: str
+    cfg_text: str
+    steps: tuple[tuple[str, State], ...]
+    ending: str = ""
+
+    @property
+    def replaces(self) -> dict[str, str]:
+        """The wrong operators, each with the name of the right one."""
+        return replaced(self.cfg_text)
+
+
+def checks() -> list[manifest.Check]:
+    """Every mutant of the registry."""
+    return [c for c in manifest.load() if c.kind == "mutant"]
+
+
+def without_comments(text: str) -> str:
+    """A module's text."""
+    parts, depth = [], 0
+    for piece in re.split(r"(\(\*|\*\))", text):
+        if piece == "(*":
+            depth += 1
+        elif piece == "*)":
+            depth -= 1
+        elif depth == 0:
+            parts.append(re.sub(r"\\\*.*", "", piece))
+    return "".join(parts)
+
+
+def digest(text: str) -> str:
+    """A short hash."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@functools.cache
+def _definitions(module: str) -> dict[str, str]:
+    """Definitions and declarations of a module and of those it builds on, by name, without comments and layout."""
+    try:
+        path = tlc.find(f"{module}.tla")
+    except FileNotFoundError:
+        return {}  # a module of TLA+ itself
+    text = without_comments(path.read_text(encoding="utf-8"))
+    found: dict[str, str] = {}
+    for line in re.findall(r"\bEXTENDS\s+([\w, \n]+?)\n(?=\S|\n)", text):
+        for other in re.findall(r"\w+", line):
+            found.update(_definitions(other))
+    for other in re.findall(r"\bINSTANCE (\w+)", text):
+        found.update(_definitions(other))
+    parts = re.split(
+        r"^(?=[A-Za-z_]\w*(?:\([^)\n]*\))? *==|CONSTANTS?\b|VARIABLES?\b|-{4}|={4})", text, flags=re.MULTILINE
+    )
+    for part in parts:
+        head = re.match(r"[A-Za-z_]\w*", part)
+        if head:
+            name = head[0] if "==" in part.partition("\n")[0] else f"{head[0]} of {module}"
+            found[name] = "".join(part.split())
+    return found
+
+
+def model_fingerprint(module: str, cfg_text: str) -> str:
+    """Over everything that a configuration makes use of: what it names, and what that is defined by, and so on."""
+    known = _definitions(module)
+    words = set(re.findall(r"\w+", cfg_text))
+    used: dict[str, str] = {n: t for n, t in known.items() if " of " in n}
+    todo = [n for n in known if n in words]
+    while todo:
+        name = todo.pop()
+        if name not in used:
+            used[name] = known[name]
+            todo += [n for n in set(re.findall(r"\w+", known[name])) if n in known and n not in used]
+    return digest("\n".join(f"{n}: {t}" for n, t in sorted(used.items())))
+
+
+def make(check: manifest.Check) -> dict[str, Any]:
+    """Let TLC find it.
+
+    Raises:
+        GraphError: TLC finds no counterexample of this property.
+    """
+    run = tlc.check(check.module, check.cfg_text(), timeout_s=TIMEOUT_S)
+    if run.result not in ("invariant", "property") or not run.trace:
+        raise GraphError(f"mutant {check.name}: TLC says {run.result}\n{run.output[-1500:]}")
+    steps, last = [], {}
+    for action, text in run.trace:
+        values = dict(_variables(text))
+        steps.append({"action": action, "set": {n: v for n, v in values.items() if last.get(n) != v}})
+        last = {**last, **values}
+    return {"property": check.property, **marks(check), "steps": steps}
+
+
+def marks(check: manifest.Check) -> dict[str, str]:
+    """What tells whether a kept counterexample is today's."""
+    text = check.cfg_text()
+    return {"cfg": digest(text), "model": model_fingerprint(check.module, text)}
+
+
+def _variables(text: str) -> Iterator[tuple[str, str]]:
+    parts = re.split(r"^/\\ (\w+) = ", text, flags=re.M)
+    for name, shown in zip(parts[1::2], parts[2::2], strict=True):
+        yield name, " ".join(shown.split())
+
+
+def _kept() -> dict[str, Any]:
+    return dict(json.loads(FILE.read_text())) if FILE.exists() else {}
+
+
+def stale(names: Container[str]) -> list[str]:
+    """Why the file does not hold today's counterexamples of these mutants, and no others; empty if it does."""
+    kept, today = _kept(), {c.name: c for c in checks() if c.name in names}
+    wrong = [f"mutant {name} is kept, and is not replayed any more" for name in kept if name not in today]
+    for name, check in today.items():
+        entry, now = kept.get(name), marks(check)
+        if entry is None:
+            wrong.append(f"mutant {name} has no counterexample")
+        elif entry["cfg"] != now["cfg"]:
+            wrong.append(f"mutant {name} has another configuration")
+        elif entry["model"] != now["model"]:
+            wrong.append(f"mutant {name}: what it uses of the model has changed")
+    return wrong
+
+
+def lock(names: Container[str], *, say: Callable[[str], None]) -> None:
+    """Make what is stale anew, one run of TLC after the other."""
+    kept, today = _kept(), [c for c in checks() if c.name in names]
+    fresh = {c.name: kept[c.name] for c in today if marks(c).items() <= kept.get(c.name, {}).items()}
+    for check in today:
+        if check.name not in fresh:
+            fresh[check.name] = entry = make(check)
+            say(f"{check.name}: {len(entry['steps'])} states to {entry['property']}")
+            _write({c.name: fresh[c.name] for c in today if c.name in fresh})
+    _write({c.name: fresh[c.name] for c in today})
+
+
+def _write(mutants: dict[str, Any]) -> None:
+    FILE.write_text("{\n" + ",\n".join(f"  {json.dumps(n)}: {_entry(e)}" for n, e in mutants.items()) + "\n}\n")
+
+
+def _entry(entry: dict[str, Any]) -> str:
+    head = json.dumps({k: v for k, v in entry.items() if k != "steps"})[:-1]
+    return head + ', "steps": [\n' + ",\n".join(f"    {json.dumps(s)}" for s in entry["steps"]) + "\n  ]}"
+
+
+def load() -> dict[str, Counterexample]:
+    """All of them, by mutant."""
+    configurations = {c.name: c.cfg_text() for c in checks()}
+    return {n: read(n, entry, configurations[n]) for n, entry in _kept().items() if n in configurations}
+
+
+def read(name: str, entry: dict[str, Any], cfg_text: str) -> Counterexample:
+    """One of them. Actions get the names that the model gives them."""
+    names, values, steps, ending = replaced(cfg_text), {}, [], ""
+    for step in entry["steps"]:
+        if (not step["set"] and not re.fullmatch(r"\w+", step["action"])) or step["action"] == "Stuttering":
+            ending = step["action"]
+            continue
+        values = {**values, **{n: value.parse(v) for n, v in step["set"].items()}}
+        steps.append((names.get(step["action"], step["action"]), values))
+    return Counterexample(name, entry["property"], cfg_text, tuple(steps), ending)

@@ -1,0 +1,1 @@
+"""Historic bugs, put into kvledger for the length of a block."""

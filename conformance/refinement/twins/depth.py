@@ -1,0 +1,31 @@
+"""Twins that need two steps in flight; `twins` puts them into the table of all."""
+
+from collections.abc import Iterator
+
+from conformance.refinement.twins.patches import Patch, named_patch, swap
+from kvledger.connector import MooncakeLedgerConnector
+from kvledger.protocol import Job, Kind
+from kvledger.worker.fence import Fence
+from kvledger.worker.transfer import Transfer
+
+DEPTH_PATCHES: dict[str, Patch] = {}
+
+
+@named_patch(DEPTH_PATCHES, "load-under-running-step")
+def load_under_running_step() -> Iterator[None]:
+    """A producer loads under asynchronous scheduling, and no load waits for the steps before it: the target may be a
+    block that one of them still writes. (Either guard alone is enough.)"""
+    run = Transfer.run
+
+    def unordered(self: Transfer, job: Job, fence: Fence) -> None:
+        run(self, job, fence if job.kind is Kind.STORE else Fence(None))
+
+    with swap(MooncakeLedgerConnector, "_may_load", lambda _self: True), swap(Transfer, "run", unordered):
+        yield
+
+
+@named_patch(DEPTH_PATCHES, "sync-load-under-next-step")
+def sync_load_under_next_step() -> Iterator[None]:
+    """Synchronous loads although the next step is scheduled before a failure is known."""
+    with swap(MooncakeLedgerConnector, "_check_pipeline", lambda _self, _settings: None):
+        yield

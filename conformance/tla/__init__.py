@@ -1,0 +1,1 @@
+"""The one TLC toolbox: Java and jar, launcher, configurations, values, state graphs."""
