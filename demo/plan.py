@@ -14,6 +14,7 @@ MAX_MODEL_LEN = 1024
 MAX_NUM_SEQS = 8
 MAX_BATCHED_TOKENS = 512
 REFERENCE_BLOCKS = 640  # the reference engine's pool: room for every block of every sequence, so nothing is evicted
+DELAY_MS = "DEMO_STORE_DELAY_MS"  # environment: how long each store operation of a rank waits first
 SEGMENT_BYTES = 2 << 30  # the embedded store's memory: room for everything, so nothing is evicted there either
 
 
@@ -55,8 +56,6 @@ class Plan:
             "master_server_address": store_address,
             "save_decode_cache": True,  # not the default; more blocks in motion, more to check
         }
-        if self.store_delay_ms:
-            extra["fault_delay_ms"] = self.store_delay_ms
         if self.load_sync:
             extra["load_async"] = False
         if self.trace_dir:
@@ -65,9 +64,10 @@ class Plan:
             extra["transfer_mode"] = self.transfer_mode
         extra |= self.extra
         config: dict[str, Any] = {"kv_role": "kv_both", "kv_connector_extra_config": extra}
-        if self.connector is None:
+        connector = self.connector or ("demo.faults:SlowConnector" if self.store_delay_ms else None)
+        if connector is None:
             return config | {"kv_connector": "MooncakeLedgerConnector"}
-        module, _, name = self.connector.partition(":")
+        module, _, name = connector.partition(":")
         return config | {"kv_connector": name, "kv_connector_module_path": module}
 
     def environment(self) -> dict[str, str]:
@@ -81,6 +81,7 @@ class Plan:
             "VLLM_HOST_IP": "127.0.0.1",
             "VLLM_CPU_KVCACHE_SPACE": "2",
             "VLLM_NO_USAGE_STATS": "1",
+            DELAY_MS: str(self.store_delay_ms),
         }
         if self.tensor_parallel > 1 and "VLLM_CPU_OMP_THREADS_BIND" not in os.environ:
             values["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(map(str, self.cores()))

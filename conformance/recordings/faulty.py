@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 
 from conformance.recordings.scenarios import FAULTS_OF, MANY_CALLS, Scenario, by_name
-from kvledger.config import Settings
+from demo.faults import Fault, slow
+from kvledger.assembly import Parts
 from kvledger.connector import MooncakeLedgerConnector
-from kvledger.keys import KeySpace
-from kvledger.mooncake.client import MooncakeClient
-from kvledger.mooncake.faults import Fault, FaultyStore
-from kvledger.worker.rank_side import RankSide
+from kvledger.mooncake.client import MooncakeClient, StoreClient
 
 
 class LostAnswerError(RuntimeError):
@@ -36,14 +34,12 @@ def scripted(scenario: Scenario, rank: int) -> list[Fault]:
 class FaultyConnector(MooncakeLedgerConnector):
     """The connector itself; only its ranks' clients lie now and then."""
 
-    def make_rank_side(self, settings: Settings, keys: KeySpace) -> RankSide:
-        from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+    parts = Parts(
+        connect_store=lambda settings, **joins: _faulty(MooncakeClient.connect(settings, **joins), joins["name"])
+    )
 
-        rank = int(get_tensor_model_parallel_rank())
-        client = MooncakeClient.connect(
-            settings, segment_bytes=settings.rank_segment_bytes, buffer_bytes=0, name=f"rank{rank}"
-        )
-        faulty = FaultyStore(
-            client, delay_s=settings.fault_delay_ms / 1000, faults=scripted(by_name(os.environ[FAULTS_OF]), rank)
-        )
-        return RankSide(settings=settings, rank=rank, keys=keys, client=faulty)
+
+def _faulty(client: StoreClient, name: str) -> StoreClient:
+    if not name.startswith("rank"):
+        return client
+    return slow(client, name, scripted(by_name(os.environ[FAULTS_OF]), int(name.removeprefix("rank"))))

@@ -1,4 +1,3 @@
-# ruff: noqa: SLF001 - a clock that is asked of the model, and kvledger's private bounds
 """kvledger's scheduler side and rank ledgers, driven along the model's edges at vLLM's hooks.
 
 Core's choices (which block, which request, what arrived, how long something takes) are taken from the edge; everything
@@ -23,12 +22,32 @@ from conformance.refinement.world import (
     State,
     StepOutput,
 )
+from kvledger import assembly
 from kvledger.errors import ProtocolError
-from kvledger.protocol import Job, RankLedger, Report, Result
+from kvledger.protocol import Job, LedgerView, PinTable, RankLedger, Report, Result
 from kvledger.scheduler.side import SchedulerSide
 
 SILENT = frozenset({"RankForward"})
 """Actions that nothing of this is told of."""
+
+
+class TourPins(PinTable):
+    """A budget that the model's bound on jobs can use up."""
+
+    closed = False
+
+    def fits(self, chosen: int, block_id: int) -> bool:
+        """As ever, until the model may emit no more jobs."""
+        return not self.closed and super().fits(chosen, block_id)
+
+
+class TourRank(RankLedger):
+    """A rank's ledger whose bounds pass when the model says so."""
+
+    def let_pass(self, job_id: int, now: float) -> None:
+        """The bound of this job passes."""
+        if job_id in self._jobs:
+            self._jobs[job_id].until = now
 
 
 class LedgerAdapter:
@@ -41,7 +60,7 @@ class LedgerAdapter:
         self._plan = ledger_world.plan(blocks=len(state["ref"]), ranks=self.ranks)
         self.coarse = bounds.max_pinned < len(state["ref"])
         """Whether frontier and retry are looked at together (`ledger_state`)."""
-        self._may_load = ledger_world.may_load(bounds)
+        self._may_load = assembly.may_load(consumer=bounds.defer_free, steps_in_flight=bounds.depth)
         self.reset()
 
     def reset(self) -> None:
@@ -49,18 +68,21 @@ class LedgerAdapter:
         self.now = 1.0
         self.pool = Pool(self._plan.num_blocks - 1)
         self.objects = Objects(self.ranks)
+        self.pins = TourPins(assembly.pin_budget(self._settings, self._plan))
+        self.ledger = assembly.make_ledger(self._settings, self._plan, pins=self.pins)
         self.side = SchedulerSide(
             settings=self._settings,
             plan=self._plan,
             keys=KEYS,
+            ledger=self.ledger,
             lookups=self.objects if self._may_load else None,  # type: ignore[arg-type]
             may_save=True,
+            recorder=None,
             clock=lambda: self.now,
         )
         self.side.bind_pool(self.pool)  # type: ignore[arg-type]
         self.side.bind_tables(lambda request_id: self.tables.get(request_id, []))
-        self.ledger = self.side._ledger
-        self.rank = [RankLedger(rank=k, stuck_after_s=NEVER_S, quarantine_s=NEVER_S) for k in range(self.ranks)]
+        self.rank = [TourRank(rank=k, stuck_after_s=NEVER_S, quarantine_s=NEVER_S) for k in range(self.ranks)]
         self.requests: dict[str, CoreRequest] = {}
         self.tables: dict[str, list[int]] = {}
         self.pipe: list[tuple[tuple[Job, ...], list[Report]]] = []
@@ -71,6 +93,10 @@ class LedgerAdapter:
         self.epochs = [self.ledger.epoch]
         self.late: list[int] = []
         """Jobs whose bytes moved when their rank had reported them."""
+
+    def view(self) -> LedgerView:
+        """The scheduler side's ledger in the model's words."""
+        return self.side.view().ledger
 
     # -- edges -------------------------------------------------------------
 
@@ -160,7 +186,7 @@ class LedgerAdapter:
 
     def _build(self, before: State, after: State, name: str, tokens: int) -> None:
         if before["nextJob"] > self.bounds.max_job:  # the model's only bound on time: as if the budget were used up
-            self.ledger._pins.fits = lambda _chosen, _block: False  # type: ignore[method-assign]
+            self.pins.closed = True
         scheduled = {name: tokens} if tokens else {}
         self._send(StepOutput({str(x) for x in before["preempted"]}, scheduled, self.tables), before, after)
         self.requests[name].num_computed_tokens += tokens
@@ -268,8 +294,8 @@ class LedgerAdapter:
         """The bound of this job passes. It is longer than any transfer outlives its call: never while bytes move."""
         k, j = _changed_job(before, after)
         moving = any((rank, job) == (k + 1, j) for rank, job, _ in before["dma"])
-        if not moving and j in self.rank[k]._jobs:
-            self.rank[k]._jobs[j].until = self.now
+        if not moving:
+            self.rank[k].let_pass(j, self.now)
         if self.rank[k].expire(self.now) != [j]:
             raise Divergence(
                 f"rank {k} does not report job {j}: {'its bytes move, the bound has not passed' if moving else 'why?'}"
@@ -302,7 +328,7 @@ class LedgerAdapter:
 
     def _moved(self, before: State, after: State) -> tuple[int, int, int]:
         ((k, j, i),) = before["dma"] - after["dma"]
-        if j not in self.rank[k - 1]._jobs:
+        if not self.rank[k - 1].is_open(j):
             self.late.append(j)
         return k, j, i
 

@@ -1,4 +1,3 @@
-# ruff: noqa: SLF001 - reads kvledger's private state
 """The model's properties, evaluated on kvledger's own objects: is this the state that must never be?
 
 Each function tells what is wrong, or nothing. `state` gives what is not kvledger's: which bytes move, what memory holds,
@@ -34,7 +33,7 @@ def _means_other(adapter: LedgerAdapter, state: State, name: str, at: int, j: in
         return name != job.reply_to
     if adapter.requests[name].block_hashes[at] != job.hashes[position]:
         return True
-    tracker = adapter.ledger._trackers.get(name)
+    tracker = adapter.view().trk.get(name)
     tainted = tracker is not None and tracker.load is Load.TAINTED  # computes in place, by finding F10 of the model
     return at >= state["full"][int(name) - 1] and not tainted
 
@@ -73,7 +72,7 @@ def reset_forgets(adapter: LedgerAdapter, state: State) -> str:
 def no_wrong_bytes_used(adapter: LedgerAdapter, state: State) -> str:
     """A request counts a block as computed that does not hold its bytes."""
     unsettled = {b for step in state["pipe"] for b, _ in step["wr"]}
-    for entry in adapter.ledger._open.values():
+    for entry in adapter.view().led.values():
         if entry.job.kind is Kind.LOAD:
             unsettled.update(entry.job.block_ids)
     for name, table in adapter.tables.items():
@@ -89,7 +88,7 @@ def refs_exact(adapter: LedgerAdapter, _state: State) -> str:
     for block in adapter.pool.blocks[1:]:
         owners = sum(table.count(block.block_id) for table in adapter.tables.values())
         readers = sum(
-            block.block_id in e.job.block_ids for e in adapter.ledger._open.values() if e.job.kind is Kind.STORE
+            block.block_id in e.job.block_ids for e in adapter.view().led.values() if e.job.kind is Kind.STORE
         )
         if block.ref_cnt != owners + readers:
             return f"block {block.block_id} has {block.ref_cnt} references, {owners} owners and {readers} readers"
@@ -104,19 +103,19 @@ def _reported(adapter: LedgerAdapter, k: int, j: int) -> bool:
 
 def _lost(adapter: LedgerAdapter, k: int, j: int) -> bool:
     """Whether the rank took the job and will never report it."""
-    rank = adapter.rank[k]
-    took = j in rank._jobs or j in rank._retired
-    return took and j not in rank._jobs and (k, j) not in adapter.said and all(r.job_id != j for r in rank._reports)
+    rank = adapter.rank[k].view()
+    through = j in rank.over and j not in rank.lives
+    return through and (k, j) not in adapter.said and all(r.job_id != j for r in rank.ready)
 
 
 def reported_once(adapter: LedgerAdapter, _state: State) -> str:
     """A report is lost, or counts for another job than its own."""
-    for j, entry in adapter.ledger._open.items():
+    for j, entry in adapter.view().led.items():
         for k in range(adapter.ranks):
             if _lost(adapter, k, j):
                 return f"rank {k} is through with job {j} and has not reported it"
-            if (k not in entry.waiting) != _reported(adapter, k, j):
-                return f"job {j}: rank {k} {'counts' if k not in entry.waiting else 'does not count'} as heard"
+            if (k in entry.rep) != _reported(adapter, k, j):
+                return f"job {j}: rank {k} {'counts' if k in entry.rep else 'does not count'} as heard"
     return ""
 
 
@@ -125,8 +124,8 @@ def no_report_refused(adapter: LedgerAdapter, _state: State) -> str:
     seen: set[tuple[int, int]] = set()
     for _, reports in adapter.pipe:
         for report in reports:
-            entry = adapter.ledger._open.get(report.job_id)
-            if entry is None or report.rank not in entry.waiting or (report.rank, report.job_id) in seen:
+            entry = adapter.view().led.get(report.job_id)
+            if entry is None or report.rank in entry.rep or (report.rank, report.job_id) in seen:
                 return f"rank {report.rank} reports job {report.job_id} once too often"
             seen.add((report.rank, report.job_id))
     return ""
@@ -134,7 +133,7 @@ def no_report_refused(adapter: LedgerAdapter, _state: State) -> str:
 
 def budget_kept(adapter: LedgerAdapter, _state: State) -> str:
     """More blocks are pinned than allowed."""
-    pinned = len(dict(adapter.ledger._pins.blocks()))
+    pinned = len(adapter.view().pins)
     return f"{pinned} pinned blocks, {adapter.bounds.max_pinned} allowed" if pinned > adapter.bounds.max_pinned else ""
 
 
@@ -151,12 +150,10 @@ def never_waits_in_vain(adapter: LedgerAdapter, _state: State) -> str:
 
 def old_generation_harmless(adapter: LedgerAdapter, _state: State) -> str:
     """A failure counts for a generation that has not issued the block itself."""
-    for name, tracker in adapter.ledger._trackers.items():
-        own = {
-            i - 1 for j, job in adapter.jobs.items() if job.generation == tracker.generation for i in adapter.indices[j]
-        }
-        if not set(tracker.attempts) <= own:
-            failed = sorted(tracker.attempts)
+    for name, tracker in adapter.view().trk.items():
+        own = {i - 1 for j, job in adapter.jobs.items() if job.generation == tracker.gen for i in adapter.indices[j]}
+        if not set(tracker.att) <= own:
+            failed = sorted(tracker.att)
             return f"a failure of blocks {failed} counts for request {name}, whose generation issued {sorted(own)}"
     return ""
 
@@ -165,7 +162,7 @@ def known_is_stored(adapter: LedgerAdapter, state: State) -> str:
     """Something is believed to be stored that some rank's shard does not have."""
     stored = {(rank, name) for (rank, name, epoch), _ in adapter.objects.entries() if epoch == adapter.ledger.epoch}
     for rank in range(len(state["mem"])):
-        for name in adapter.ledger._known._seen:
+        for name in adapter.view().known:
             if (rank, name) not in stored:
                 return f"{name.decode()} is believed to be stored, and rank {rank} has no such object"
     return ""
@@ -174,7 +171,7 @@ def known_is_stored(adapter: LedgerAdapter, state: State) -> str:
 def failed_hit_ends(adapter: LedgerAdapter, state: State) -> str:
     """A failed hit is remembered for an id that no request has."""
     for r, status in enumerate(state["rst"], 1):
-        if status in ("none", "zombie") and str(r) in adapter.side._failed_hits:
+        if status in ("none", "zombie") and str(r) in adapter.view().nohit:
             return f"that a hit of request {r} failed is remembered, and it is gone"
     return ""
 
@@ -185,7 +182,7 @@ def miss_forgets(adapter: LedgerAdapter, state: State) -> str:
         if status in ("running", "loading"):
             for name in adapter.requests[str(r + 1)].block_hashes[:-1]:
                 found = [adapter.objects.get(k, name, adapter.ledger.epoch) for k in range(len(state["mem"]))]
-                if None in found and name in adapter.ledger._known:
+                if None in found and name in adapter.view().known:
                     return f"the lookup has missed {name.decode()}, and it still counts as stored"
     return ""
 
@@ -193,7 +190,7 @@ def miss_forgets(adapter: LedgerAdapter, state: State) -> str:
 def jobs_delivered(adapter: LedgerAdapter, state: State) -> str:
     """An open job that a rank has not heard of, and that no step carries there."""
     on_their_way = {job.job_id for jobs, _ in adapter.pipe for job in jobs}
-    for j in adapter.ledger._open:
+    for j in adapter.view().led:
         for k, row in enumerate(state["rk"]):
             if row[j - 1]["st"] == "none" and j not in on_their_way:
                 return f"job {j} is open, and no step takes it to rank {k}"
@@ -202,23 +199,23 @@ def jobs_delivered(adapter: LedgerAdapter, state: State) -> str:
 
 def retry_issued(adapter: LedgerAdapter, _state: State) -> str:
     """A tracker is to retry what lies beyond its frontier."""
-    for name, tracker in adapter.ledger._trackers.items():
-        if any(i >= tracker.frontier for i in tracker.retry):
-            return f"request {name} is to retry {sorted(tracker.retry)}, its frontier is {tracker.frontier}"
+    for name, tracker in adapter.view().trk.items():
+        if any(i >= tracker.front for i in tracker.retry):
+            return f"request {name} is to retry {sorted(tracker.retry)}, its frontier is {tracker.front}"
     return ""
 
 
 def tracker_current(adapter: LedgerAdapter, state: State) -> str:
     """A running request has no tracker."""
     for r, status in enumerate(state["rst"], 1):
-        if status in ("running", "loading") and str(r) not in adapter.ledger._trackers:
+        if status in ("running", "loading") and str(r) not in adapter.view().trk:
             return f"request {r} is {status} without a tracker"
     return ""
 
 
 def load_has_job(adapter: LedgerAdapter, state: State) -> str:
     """A request waits for a load that nobody performs."""
-    waited_for = {e.request_id for e in adapter.ledger._open.values() if e.job.kind is Kind.LOAD}
+    waited_for = {e.req for e in adapter.view().led.values() if e.job.kind is Kind.LOAD}
     for r, status in enumerate(state["rst"], 1):
         if status in ("loading", "zombie") and str(r) not in waited_for:
             return f"request {r} waits for a load, and no job loads for it"
@@ -228,7 +225,7 @@ def load_has_job(adapter: LedgerAdapter, state: State) -> str:
 def dma_has_job(adapter: LedgerAdapter, state: State) -> str:
     """Bytes move for a job that is over on its rank."""
     for k, j, _ in sorted(state["dma"]):
-        if j not in adapter.rank[k - 1]._jobs:
+        if j not in adapter.rank[k - 1].view().lives:
             return f"bytes of job {j} move on rank {k - 1}, which has reported it"
     return ""
 
@@ -240,17 +237,17 @@ def late_bytes(adapter: LedgerAdapter, _state: State) -> str:
 
 def failed_hit_not_offered(adapter: LedgerAdapter, _state: State) -> str:
     """A load runs for a request whose load has failed before."""
-    again = [e.request_id for e in adapter.ledger._open.values() if e.job.kind is Kind.LOAD]
-    wrong = [name for name in again if name in adapter.side._failed_hits]
+    again = [e.req for e in adapter.view().led.values() if e.job.kind is Kind.LOAD]
+    wrong = [name for name in again if name in adapter.view().nohit]
     return f"request {wrong[0]} loads again although a load of it failed" if wrong else ""
 
 
 def pins_released(adapter: LedgerAdapter, state: State) -> str:
     """Pins that no report will ever release."""
-    for j, entry in adapter.ledger._open.items():
+    for j, entry in adapter.view().led.items():
         if entry.job.kind is Kind.STORE:
-            for k in entry.waiting:
-                if _lost(adapter, k, j):
+            for k in range(adapter.ranks):
+                if k not in entry.rep and _lost(adapter, k, j):
                     return f"job {j} keeps its pins for ever: rank {k} will not report it"
             if not adapter.side.has_open_jobs() and all(s == "none" for s in state["rst"]):
                 return f"job {j} keeps its pins for ever: core steps no more"
@@ -259,7 +256,8 @@ def pins_released(adapter: LedgerAdapter, state: State) -> str:
 
 def requests_finish(adapter: LedgerAdapter, state: State) -> str:
     """A request that cannot go on."""
-    lost = [j for j, e in adapter.ledger._open.items() for k in e.waiting if _lost(adapter, k, j)]
+    ranks = range(adapter.ranks)
+    lost = [j for j, e in adapter.view().led.items() for k in ranks if k not in e.rep and _lost(adapter, k, j)]
     waiting = [r for r, status in enumerate(state["rst"], 1) if status == "loading"]
     if lost and waiting:
         return f"request {waiting[0]} waits for ever: job {lost[0]} will not be reported"
@@ -273,9 +271,7 @@ def requests_finish(adapter: LedgerAdapter, state: State) -> str:
 def engine_idles(adapter: LedgerAdapter, _state: State) -> str:
     """Core steps on although nothing is left."""
     return (
-        "kvledger has push work, and no job is open"
-        if adapter.side.has_open_jobs() and not adapter.ledger._open
-        else ""
+        "kvledger has push work, and no job is open" if adapter.side.has_open_jobs() and not adapter.view().led else ""
     )
 
 

@@ -1,4 +1,3 @@
-# ruff: noqa: SLF001 - compares kvledger's private state with the model's variables on purpose
 """kvledger under vLLM's own scheduler, followed on the model's graph: what is observed must be a path of it.
 
 A tour takes every edge, but drives kvledger without vLLM. Here the engine of the harness runs (vLLM's scheduler and
@@ -19,6 +18,8 @@ from typing import Any
 from conformance.refinement import tour
 from conformance.refinement.world import Bounds, Divergence, State
 from conformance.tla.graph import Graph, export, lint
+from kvledger.keys import KeySpace
+from kvledger.protocol import Life, TrackerView
 from kvledger_conformance.engine import compat
 from kvledger_conformance.suite import targets
 from kvledger_conformance.suite.driver import Driver, driving
@@ -259,9 +260,9 @@ class Follower:
     def point(self, name: str) -> None:
         """The engine is at a point of a step, or an action is over."""
         self._learn()
-        if self.side._ledger._next_job > self.bounds.max_job + 1:
+        if self.side.view().ledger.next_job > self.bounds.max_job + 1:
             raise LeftSliceError
-        if name == "schedule" and not self.watch.can("EmptyStep") and not self.engine._last_output.num_scheduled_tokens:
+        if name == "schedule" and not self.watch.can("EmptyStep") and not self.engine.last_output.num_scheduled_tokens:
             self.skipping = True  # a request has ended, and the ranks must be told: not a step of the model
             self.watch.result.idle += 1
         if name == "schedule":
@@ -278,19 +279,19 @@ class Follower:
         for request in self.engine.requests.values():
             for letter, h in zip(PROMPT, request.block_hashes, strict=False):
                 self.letters.setdefault(bytes(h), letter)
-        for j, entry in self.side._ledger._open.items():
-            self.indices[j] = tuple(i + 1 for i in entry.indices)
+        for j, entry in self.side.view().ledger.led.items():
+            self.indices[j] = tuple(i + 1 for i in entry.items)
 
     def seen(self, point: str) -> dict[str, Any]:
         """What kvledger and vLLM show, in the model's words."""
-        ledger, core = self.side._ledger, self.engine.scheduler
+        ledger, core = self.side.view().ledger, self.engine.scheduler
         request = core.requests.get(NAME)
         status = "none" if request is None else "running" if request in core.running else "waiting"
         table = ([] if request is None else list(core.kv_cache_manager.get_block_ids(NAME)[0])) + [0] * len(PROMPT)
-        jobs = sorted(ledger._open.items())
+        jobs = sorted(ledger.led.items())
         order = _canonical(table[: len(PROMPT)], [e.job.block_ids for _, e in jobs])
-        tracker = ledger._trackers.get(NAME)
-        rank = self.engine.ranks[0].connector.rank_side._desk._ledger
+        tracker = ledger.trk.get(NAME)
+        rank = self.engine.ranks[0].connector.rank_side.view()
         first = next((h for h, letter in self.letters.items() if letter == PROMPT[0]), None)
         return {
             "request": status,
@@ -303,31 +304,29 @@ class Follower:
                 (
                     j,
                     self._items(j, e.job, order),
-                    self._reported(e.waiting),
-                    tracker is not None and tracker.generation == e.job.generation,
+                    frozenset(k + 1 for k in e.rep),
+                    tracker is not None and tracker.gen == e.job.generation,
                 )
                 for j, e in jobs
             ),
             "references": tuple(self.engine.pool.blocks[b].ref_cnt for b in order),
             "tracker": None if tracker is None else self._tracker(tracker),
-            "known": frozenset(letter for h, letter in self.letters.items() if h in ledger._known),
-            "rank": frozenset((j, e.life.value) for j, e in rank._jobs.items()),
-            "reports": frozenset(
-                (r.job_id, frozenset(self.indices[r.job_id][p] for p in r.bad)) for r in rank._reports
-            ),
+            "known": frozenset(letter for h, letter in self.letters.items() if h in ledger.known),
+            "rank": frozenset((j, life.value) for j, life in rank.lives.items()),
+            "reports": frozenset((r.job_id, frozenset(self.indices[r.job_id][p] for p in r.bad)) for r in rank.ready),
             "stored": frozenset(
                 letter for h, letter in self.letters.items() if self._key(h) in self.engine.world.objects
             ),
             "hit": first is not None and self.engine.pool.get_cached_block(first, [0]) is not None,
             "cached": tuple(first is not None and self._holds(b, first) for b in order),
             "moving": frozenset(
-                (j, i) for j, e in rank._jobs.items() if e.life.value == "running" for i in self._moving(j)
+                (j, i) for j, life in rank.lives.items() if life is Life.RUNNING for i in self._moving(j)
             ),
         }
 
-    def _tracker(self, tracker: Any) -> tuple[frozenset[int], tuple[int, ...]]:
-        attempts = tuple(tracker.attempts.get(i, 0) for i in range(len(PROMPT)))
-        return _due(tracker.frontier, (i + 1 for i in tracker.retry)), attempts
+    def _tracker(self, tracker: TrackerView) -> tuple[frozenset[int], tuple[int, ...]]:
+        attempts = tuple(tracker.att.get(i, 0) for i in range(len(PROMPT)))
+        return _due(tracker.front, (i + 1 for i in tracker.retry)), attempts
 
     def _holds(self, block: int, block_hash: bytes) -> bool:
         """Whether the prefix cache finds this hash in this block."""
@@ -347,19 +346,17 @@ class Follower:
         triples = zip(self.indices[j], job.block_ids, job.hashes, strict=True)
         return tuple((i, order[b], self.letters[bytes(h)]) for i, b, h in triples)
 
-    def _reported(self, waiting: set[int]) -> frozenset[int]:
-        return frozenset(k + 1 for k in range(len(self.engine.ranks)) if k not in waiting)
-
     def _key(self, block_hash: bytes) -> str:
-        epoch = self.side._ledger.epoch
-        return str(self.side._keys.object_key(shard=0, group=0, block_hash=block_hash, epoch=epoch))
+        return KeySpace(namespace=self.side.snapshot()["namespace"]).object_key(
+            shard=0, group=0, block_hash=block_hash, epoch=self.side.view().ledger.epoch
+        )
 
     # -- choices -----------------------------------------------------------
 
     def choices(self) -> list[tuple[str, dict[str, Any]]]:
         """Actions that may be tried now."""
         scheduler, world = self.engine.scheduler, self.engine.world
-        known, pinned = NAME in scheduler.requests, bool(dict(self.side._ledger._pins.blocks()))
+        known, pinned = NAME in scheduler.requests, bool(self.side.view().ledger.pins)
         out: list[tuple[str, dict[str, Any]]] = []
         if not known:
             out.append(("add", {"name": NAME, "blocks": PROMPT, "tail": 0, "tokens": 1}))

@@ -1,4 +1,3 @@
-# ruff: noqa: SLF001 - tries private doors, too
 """The refusal sweep: at a state, everything that the model forbids there is tried; each must be refused and change nothing."""
 
 from collections.abc import Callable, Iterator
@@ -89,9 +88,9 @@ def _report(adapter: LedgerAdapter, entry: State, job: Job, k: int) -> Iterator[
 
 def _pins(adapter: LedgerAdapter, entry: State, job: Job) -> Iterator[Attempt]:
     if entry["st"] == "live" and entry["held"]:
-        yield f"a second pin for job {job.job_id}", lambda: adapter.ledger._pins.pin(job.job_id, job.block_ids)
+        yield f"a second pin for job {job.job_id}", lambda: adapter.pins.pin(job.job_id, job.block_ids)
     else:
-        yield f"a release of job {job.job_id}", lambda: adapter.ledger._pins.unpin(job.job_id)
+        yield f"a release of job {job.job_id}", lambda: adapter.pins.unpin(job.job_id)
 
 
 def _emit(adapter: LedgerAdapter, request: str, tracker: State) -> Iterator[Attempt]:
@@ -110,7 +109,7 @@ def _hits(adapter: LedgerAdapter, name: str, state: State) -> Iterator[Attempt]:
     request, r = adapter.requests[name], int(name) - 1
     if state["nohit"][r]:
         yield f"a hit offered to {name}, whose load failed,", lambda: adapter.side.match(request, 0)[0] != 0  # type: ignore[arg-type]
-    if state["rst"][r] == "running" and request.num_computed_tokens and name not in adapter.side._asked:
+    if state["rst"][r] == "running" and request.num_computed_tokens and name not in adapter.side.view().asked:
         yield (
             f"tokens accepted for {name} that nobody offered",
             lambda: adapter.side.admitted(request, [1], BLOCK_SIZE),  # type: ignore[arg-type]

@@ -1,4 +1,3 @@
-# ruff: noqa: SLF001 - compares kvledger's private state with the model's variables on purpose
 """kvledger's state, abstracted, against the model's variables.
 
 Both sides are brought into one form, a `View`, and compared field by field. Two things are looked at through a coarser
@@ -14,7 +13,7 @@ from typing import Any
 
 from conformance.refinement.adapter import LedgerAdapter
 from conformance.refinement.world import State
-from kvledger.protocol.tracker import Tracker
+from kvledger.protocol import LedgerView, OpenJobView, TrackerView
 
 LIVES = {"queued": "queued", "running": "running", "quar": "quarantined"}
 LOADS = {"loaded": "none"}
@@ -116,23 +115,21 @@ def _model_view(state: State, key_epoch: KeyEpoch, coarse: bool) -> View:
 
 def code_view(adapter: LedgerAdapter, model: View) -> View:
     """kvledger's side; `model` says only which hashes and keys there are."""
-    ledger = adapter.ledger
-    everyone = frozenset(range(adapter.ranks))
+    ledger, ranks = adapter.view(), [rank.view() for rank in adapter.rank]
     letters = {h for _, h in model.found_by_a_lookup}
     return View(
         references=tuple([b.ref_cnt for b in adapter.pool.blocks[1:]][: len(model.references)]),
-        next_job=ledger._next_job,
-        open_jobs_and_who_reported={j: everyone - e.waiting for j, e in ledger._open.items()},
-        jobs={j: _job(adapter, j) for j in ledger._open if j in model.jobs or j not in model.pins},
-        pins={j: frozenset(ledger._pins._by_job.get(j, ())) for j in ledger._open},
-        known_stored=frozenset(h for h in letters if h.encode() in ledger._known),
-        trackers={r: _tracker(adapter, r, t) for r, t in ledger._trackers.items()},
-        requests_whose_hit_failed=frozenset(adapter.side._failed_hits),
+        next_job=ledger.next_job,
+        open_jobs_and_who_reported={j: e.rep for j, e in ledger.led.items()},
+        jobs={j: _job(ledger, e) for j, e in ledger.led.items() if j in model.jobs or j not in model.pins},
+        pins={j: frozenset(e.held) for j, e in ledger.led.items()},
+        known_stored=frozenset(h for h in letters if h.encode() in ledger.known),
+        trackers={r: _tracker(adapter, r, t, ledger.known) for r, t in ledger.trk.items()},
+        requests_whose_hit_failed=ledger.nohit,
         jobs_of_steps=[frozenset(job.job_id for job in jobs) for jobs, _ in adapter.pipe],
-        jobs_of_ranks=[{j: e.life.value for j, e in rank._jobs.items()} for rank in adapter.rank],
+        jobs_of_ranks=[{j: life.value for j, life in rank.lives.items()} for rank in ranks],
         unread_reports=[
-            {r.job_id: tuple(adapter.indices[r.job_id][p] for p in r.bad) for r in rank._reports}
-            for rank in adapter.rank
+            {r.job_id: tuple(adapter.indices[r.job_id][p] for p in r.bad) for r in rank.ready} for rank in ranks
         ],
         found_by_a_lookup={
             (k, h): adapter.objects.get(k, h.encode(), ledger.epoch) for k, h in model.found_by_a_lookup
@@ -149,20 +146,18 @@ def _to_store(
     return (frozenset(i for i in {*range(frontier, len(prompt)), *retry} if prompt[i] not in known),)
 
 
-def _tracker(adapter: LedgerAdapter, name: str, tracker: Tracker) -> tuple[Any, ...]:
+def _tracker(adapter: LedgerAdapter, name: str, tracker: TrackerView, known: frozenset[bytes]) -> tuple[Any, ...]:
     most = adapter.bounds.max_attempts  # the code counts the failure that ends it, too
-    tries = {i: min(n, most) for i, n in tracker.attempts.items() if most}
+    tries = {i: min(n, most) for i, n in tracker.att.items() if most}
     prompt = adapter.requests[name].block_hashes
-    to_store = _to_store(tracker.frontier, frozenset(tracker.retry), adapter.coarse, prompt, adapter.ledger._known)
+    to_store = _to_store(tracker.front, tracker.retry, adapter.coarse, prompt, known)
     return (*to_store, tries, LOADS.get(tracker.load.value, tracker.load.value))
 
 
-def _job(adapter: LedgerAdapter, j: int) -> tuple[Any, ...]:
-    entry = adapter.ledger._open[j]
-    job = entry.job
-    tracker = adapter.ledger._trackers.get(entry.request_id)
-    current = tracker is not None and tracker.generation == job.generation
-    return (job.kind.value, job.sync, job.block_ids, job.hashes, entry.indices, current)
+def _job(ledger: LedgerView, entry: OpenJobView) -> tuple[Any, ...]:
+    job, tracker = entry.job, ledger.trk.get(entry.req)
+    current = tracker is not None and tracker.gen == job.generation
+    return (job.kind.value, job.sync, job.block_ids, job.hashes, entry.items, current)
 
 
 def differences(adapter: LedgerAdapter, state: State, key_epoch: KeyEpoch = epoch_of_key) -> list[str]:

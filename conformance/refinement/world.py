@@ -196,18 +196,3 @@ def plan(*, blocks: int, ranks: int) -> GroupPlan:
         num_ranks=ranks,
         max_blocks_per_request=blocks,
     )
-
-
-def may_load(bounds: Bounds) -> bool:
-    """What the connector itself decides at start from its role and the pipeline's depth."""
-    if bounds.depth == 1:
-        return True
-    from types import SimpleNamespace
-
-    from kvledger.connector import MooncakeLedgerConnector
-
-    stands_for = SimpleNamespace(
-        _kv_transfer_config=SimpleNamespace(is_kv_consumer=bounds.defer_free),
-        _vllm_config=SimpleNamespace(max_concurrent_batches=bounds.depth),
-    )
-    return MooncakeLedgerConnector._may_load(stands_for)  # type: ignore[arg-type]  # noqa: SLF001 - its own decision

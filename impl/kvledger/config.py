@@ -209,10 +209,6 @@ class Settings:
         config_values.optional(config_values.text),
         "folder for a recording of the protocol's events (JSON lines); not set: none",
     )
-    fault_delay_ms: float = _setting(
-        0.0, config_values.number(), "testing aid: delays every store operation of the ranks"
-    )
-
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     @property

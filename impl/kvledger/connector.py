@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -14,20 +14,17 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
     SupportsHMA,
 )
+from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
+from kvledger.assembly import Parts, make_rank_side, make_scheduler_side
 from kvledger.config import Settings, load_settings
 from kvledger.errors import ConfigError, ProtocolError
-from kvledger.groups import GroupPlan, plan_groups
-from kvledger.keys import KeySpace
+from kvledger.groups import plan_groups
 from kvledger.metadata import LedgerMetadata, LedgerWorkerMetadata
-from kvledger.mooncake.client import MooncakeClient
 from kvledger.mooncake.embedded import EmbeddedStore, ensure_embedded
-from kvledger.mooncake.faults import with_configured_faults
 from kvledger.namespace import build_keys
 from kvledger.plugin import share_vllm_logging
-from kvledger.protocol import Breaker
-from kvledger.scheduler.lookup import LookupService
-from kvledger.scheduler.side import SchedulerSide, make_trace
+from kvledger.scheduler.side import SchedulerSide
 from kvledger.worker.rank_side import RankSide
 
 if TYPE_CHECKING:
@@ -51,6 +48,9 @@ class MooncakeLedgerConnector(KVConnectorBase_V1, SupportsHMA):
         StoreError: the store cannot be reached at start.
     """
 
+    parts: ClassVar[Parts] = Parts()
+    """What it is made of; a subclass may have others."""
+
     def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         share_vllm_logging()
@@ -62,9 +62,16 @@ class MooncakeLedgerConnector(KVConnectorBase_V1, SupportsHMA):
             settings = self._attach(load_settings(self._kv_transfer_config.kv_connector_extra_config, os.environ))
             keys = build_keys(vllm_config, kv_cache_config, self._plan, settings)
             if role is KVConnectorRole.SCHEDULER:
-                self._scheduler = self.make_scheduler_side(settings, self._plan, keys)
+                self._scheduler = make_scheduler_side(
+                    self.parts,
+                    settings,
+                    self._plan,
+                    keys,
+                    config=self._kv_transfer_config,
+                    steps_in_flight=vllm_config.max_concurrent_batches,
+                )
             else:
-                self._rank = self.make_rank_side(settings, keys)
+                self._rank = make_rank_side(self.parts, settings, keys, int(get_tensor_model_parallel_rank()))
         except BaseException:
             self.shutdown()
             raise
@@ -80,64 +87,6 @@ class MooncakeLedgerConnector(KVConnectorBase_V1, SupportsHMA):
             return settings
         self._lease = ensure_embedded(settings)
         return settings.attached_to(self._lease.master_address)
-
-    def make_scheduler_side(self, settings: Settings, plan: GroupPlan, keys: KeySpace) -> SchedulerSide:
-        """The scheduler side; a subclass may return its own (tests)."""
-        config = self._kv_transfer_config
-        if config.kv_load_failure_policy != "recompute":
-            # Core reads the policy after this constructor. A lost key must cost a recomputation, never a request.
-            logger.info("kvledger: kv_load_failure_policy set to 'recompute' (was %r)", config.kv_load_failure_policy)
-            config.kv_load_failure_policy = "recompute"
-        may_load = settings.enable_lookup and self._may_load()
-        if may_load:
-            self._check_pipeline(settings)
-        lookups = None
-        if may_load:
-            lookups = LookupService(
-                client=MooncakeClient.connect(settings, segment_bytes=0, buffer_bytes=0, name="lookup"),
-                keys=keys,
-                shards=plan.num_ranks,
-                chunk_blocks=settings.lookup_chunk_blocks,
-                timeout_s=settings.lookup_timeout_s,
-                breaker=Breaker(threshold=settings.breaker_failures, initial_s=settings.breaker_open_s, max_s=60.0),
-            )
-        may_save = config.kv_role in ("kv_producer", "kv_both")
-        return SchedulerSide(
-            settings=settings,
-            plan=plan,
-            keys=keys,
-            lookups=lookups,
-            may_save=may_save,
-            trace=make_trace(settings, plan),
-        )
-
-    def _may_load(self) -> bool:
-        """A producer with steps in flight must not load: core does not defer block frees for it (contract G10)."""
-        if self._kv_transfer_config.is_kv_consumer or self._vllm_config.max_concurrent_batches == 1:
-            return True
-        logger.warning("kvledger: kv_role kv_producer does not load with asynchronous scheduling; use kv_both")
-        return False
-
-    def _check_pipeline(self, settings: Settings) -> None:
-        """With two steps in flight core has scheduled the next one before it hears that a synchronous load failed; it
-        delivers tokens computed on what did not arrive (vLLM 0.32)."""
-        if not settings.load_async and self._vllm_config.max_concurrent_batches > 1:
-            raise ConfigError(
-                field="load_async",
-                value=False,
-                remedy="does not work with asynchronous scheduling or pipeline parallelism: core would use what a failed "
-                "load did not bring; set load_async to true, or start vLLM with --no-async-scheduling",
-            )
-
-    def make_rank_side(self, settings: Settings, keys: KeySpace) -> RankSide:
-        """The rank side; a subclass may return its own (tests)."""
-        from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
-
-        rank = int(get_tensor_model_parallel_rank())
-        client = MooncakeClient.connect(
-            settings, segment_bytes=settings.rank_segment_bytes, buffer_bytes=0, name=f"rank{rank}"
-        )
-        return RankSide(settings=settings, rank=rank, keys=keys, client=with_configured_faults(client, settings))
 
     @property
     def scheduler_side(self) -> SchedulerSide:

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
 from kvledger.errors import ProtocolError
-from kvledger.protocol import Report
-from kvledger.worker.rank_side import StepPlan
+from kvledger.protocol import Report, StepPlan
 
 
 @dataclass

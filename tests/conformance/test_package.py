@@ -300,7 +300,7 @@ def test_other_environment_sees_the_suite_and_the_connector_and_no_site_packages
     fake.write_text('#!/bin/sh\nIFS=:\nfor d in $PYTHONPATH; do ls "$d"; done\necho "$@"\n')
     fake.chmod(0o755)
     code = (
-        "from pathlib import Path; import sys; from kvledger_conformance import venvs;"
+        "from pathlib import Path; import sys; from kvledger_conformance.suite import venvs;"
         f"sys.exit(venvs.run_in(Path({str(fake)!r}), ['--target', 'mine:C'], ('mine', 'absent', 'space', 'single')))"
     )
     empty = tmp_path / "empty"

@@ -10,8 +10,8 @@ from kvledger.config import load_settings
 from kvledger.keys import KeySpace
 from kvledger.mooncake.client import MooncakeClient
 from kvledger.mooncake.embedded import running_embedded
-from kvledger.protocol import Job, Kind, Result
-from kvledger.worker.rank_side import RankSide, StepPlan
+from kvledger.protocol import Job, Kind, Result, StepPlan
+from kvledger.worker.rank_side import RankSide
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
+from demo.faults import Fault, FaultyStore, Gate
 from kvledger.config import Settings, load_settings
 from kvledger.errors import StoreError
 from kvledger.mooncake import client as client_module
 from kvledger.mooncake.client import MooncakeClient, import_store, prefix_pattern
 from kvledger.mooncake.codes import Code
 from kvledger.mooncake.embedded import EmbeddedStore, list_keys, running_embedded
-from kvledger.mooncake.faults import Fault, FaultyStore, Gate, with_configured_faults
 
 MIB = 1 << 20
 BUFFER = 4 * MIB
@@ -480,12 +480,8 @@ def test_a_gate_that_nobody_opens_gives_up(shared: MooncakeClient) -> None:
         faulty.exists(["a"])
 
 
-def test_the_configured_delay_is_loud_and_ends_with_close(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
-    client = connect(settings)
-    assert with_configured_faults(client, settings) is client
-    slow = load_settings({"fault_delay_ms": 3_600_000}, {})
-    faulty = with_configured_faults(client, slow)
-    assert isinstance(faulty, FaultyStore)
+def test_a_delay_is_loud_and_ends_with_close(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
+    faulty = FaultyStore(connect(settings), delay_s=3600.0)
     assert "STORE FAULTS ARE ON" in caplog.text
     answers: list[int] = []
     thread = threading.Thread(target=lambda: answers.extend(faulty.exists(["a"])))

@@ -4,12 +4,12 @@ import dataclasses
 
 import pytest
 
+from demo.faults import Fault, Gate
 from kvledger.mooncake.client import MooncakeClient
 from kvledger.mooncake.embedded import list_keys
-from kvledger.mooncake.faults import Fault, Gate
-from kvledger.protocol import Kind, Result
+from kvledger.protocol import Kind, Result, StepPlan
 from kvledger.worker.fence import Fence
-from kvledger.worker.rank_side import RankSide, StepPlan
+from kvledger.worker.rank_side import RankSide
 from tests.support.ranks import BLOCKS, OBJECT_BYTES, Rank, job, make_settings, same_block
 
 

@@ -6,14 +6,14 @@ The device is a parameter: CPU memory always, CUDA where there is one; needs no 
 import pytest
 import torch
 
+from demo.faults import Fault, Gate
 from kvledger.config import load_settings
 from kvledger.errors import ConfigError
 from kvledger.keys import KeySpace
 from kvledger.mooncake.client import MooncakeClient
 from kvledger.mooncake.embedded import running_embedded
-from kvledger.mooncake.faults import Fault, Gate
-from kvledger.protocol import Kind, Ledger, Report, Result
-from kvledger.worker.rank_side import RankSide, StepPlan
+from kvledger.protocol import Kind, Ledger, Report, Result, StepPlan
+from kvledger.worker.rank_side import RankSide
 from tests.support.ranks import BLOCKS, LAYERS, Rank, job, same_block
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -76,9 +76,7 @@ def store_while_blocks_are_reused(rank: Rank, *, honours_pins: bool) -> tuple[li
 
     Returns the blocks handed out while the store was held, and after its report.
     """
-    ledger = Ledger(
-        num_ranks=1, max_pinned_blocks=BLOCKS, max_store_attempts=1, stall_timeout_s=1.0, retry_backoff_s=1.0
-    )
+    ledger = Ledger(num_ranks=1, pins=PinTable(BLOCKS), max_store_attempts=1, stall_timeout_s=1.0, retry_backoff_s=1.0)
     pool = Pool(ledger, honours_pins=honours_pins)
     ledger.begin_generation("r")
     names = [i.to_bytes(4, "big") for i in range(4)]

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 from vllm.v1.request import RequestStatus
 
+from demo.faults import Fault, Gate
 from kvledger.mooncake.embedded import EmbeddedStore, running_embedded
-from kvledger.mooncake.faults import Fault, Gate
 from tests.support.engine import Engine, make_engine
 
 PROMPT = list(range(100, 120))

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from demo.faults import Fault
 from kvledger.mooncake.embedded import EmbeddedStore, running_embedded
-from kvledger.mooncake.faults import Fault
 from kvledger.observe.trace import TraceRecorder
 from tests.support.engine import make_engine
 

@@ -88,7 +88,7 @@ def test_corrupted_recording_is_rejected_at_its_event(verdicts, name, corrupt, r
 )
 def test_engine_with_a_wrong_connector_is_rejected(name, rule):
     """Not corrupted: recorded from real engines whose connector did what it must not."""
-    verdict = check.check(TRACES / "rejected" / f"{name}.jsonl.gz")
+    verdict = check.check(TRACES.parent / "rejected" / f"{name}.jsonl.gz")
     assert not verdict.accepted
     assert verdict.broken == (rule,)
 

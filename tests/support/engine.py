@@ -32,13 +32,13 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from demo.faults import FaultyStore
 from kvledger.config import Settings
 from kvledger.connector import MooncakeLedgerConnector
 from kvledger.groups import GroupPlan
 from kvledger.keys import KeySpace, parse_key
 from kvledger.mooncake.client import MooncakeClient
 from kvledger.mooncake.embedded import EmbeddedStore, list_keys
-from kvledger.mooncake.faults import FaultyStore
 from kvledger.scheduler.side import SchedulerSide
 from kvledger.worker.rank_side import RankSide
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvledger.protocol import Job, Ledger, Report, Result
+from kvledger.protocol import Job, Ledger, PinTable, Report, Result
 
 BLOCKS = [10, 11, 12, 13, 14, 15, 16, 17]
 HASHES = [bytes([i]) * 8 for i in range(8)]
@@ -16,7 +16,7 @@ def make_ledger(
     """A ledger with a stall timeout of 10 s and a backoff of 1 s; the named requests have a generation."""
     ledger = Ledger(
         num_ranks=num_ranks,
-        max_pinned_blocks=max_pinned_blocks,
+        pins=PinTable(max_pinned_blocks),
         max_store_attempts=max_store_attempts,
         stall_timeout_s=10.0,
         retry_backoff_s=1.0,

@@ -2,12 +2,12 @@
 
 import torch
 
+from demo.faults import FaultyStore
 from kvledger.config import Settings, load_settings
 from kvledger.mooncake.client import MooncakeClient
 from kvledger.mooncake.embedded import EmbeddedStore
-from kvledger.mooncake.faults import FaultyStore
-from kvledger.protocol import Job, Kind, Report
-from kvledger.worker.rank_side import RankSide, StepPlan
+from kvledger.protocol import Job, Kind, Report, StepPlan
+from kvledger.worker.rank_side import RankSide
 
 BLOCKS = 12
 SHAPE = (BLOCKS, 2, 16, 64)

@@ -5,10 +5,9 @@ The audit and the equality check must see what comes of it. If they do not, they
 
 from collections.abc import Sequence
 
-from kvledger.config import Settings
+from demo.faults import connect_slow_store
+from kvledger.assembly import Parts
 from kvledger.connector import MooncakeLedgerConnector
-from kvledger.groups import GroupPlan
-from kvledger.keys import KeySpace
 from kvledger.protocol import Job
 from kvledger.scheduler.side import SchedulerSide
 
@@ -30,7 +29,4 @@ class EarlyReleaseSide(SchedulerSide):
 class EarlyReleaseConnector(MooncakeLedgerConnector):
     """kvledger, but with `EarlyReleaseSide`."""
 
-    def make_scheduler_side(self, settings: Settings, plan: GroupPlan, keys: KeySpace) -> SchedulerSide:
-        good = super().make_scheduler_side(settings, plan, keys)
-        kept = {"lookups": good._lookups, "may_save": good._may_save, "trace": good._trace}
-        return EarlyReleaseSide(settings=settings, plan=plan, keys=keys, **kept)
+    parts = Parts(connect_store=connect_slow_store, scheduler_side=EarlyReleaseSide)

@@ -241,7 +241,7 @@ class Engine:
         settle()
         self.check()
         self.observe("settle")
-        return self._last_output if self.flights[-1:] != before or self.core is None else None
+        return self.last_output if self.flights[-1:] != before or self.core is None else None
 
     def _turn(self, fail_forward: bool) -> None:
         """As `EngineCore.step`."""
@@ -272,7 +272,7 @@ class Engine:
         return lambda: self._land(flight)
 
     def _launch(self, output: Any, fail_forward: bool) -> Flight:
-        self._last_output = output
+        self.last_output = output
         self.starve = 0 if output.preempted_req_ids else max(0, self.starve - 1)
         self._after_schedule(output)
         self.check()

@@ -9,15 +9,12 @@ import json
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
-from kvledger_conformance.engine import compat, stream
+from kvledger_conformance.engine import compat
 from kvledger_conformance.engine.build import build_engine
 from kvledger_conformance.engine.engine import Engine, VirtualClock
 from kvledger_conformance.store import master, standin
@@ -111,8 +108,6 @@ def _shutdown(engine: Engine) -> None:
 
 # -- kvledger --------------------------------------------------------------
 
-_KVLEDGER_CLOCKED = ("kvledger.worker.desk", "kvledger.worker.transfer", "kvledger.scheduler.side")
-
 
 def _kvledger_extra(address: str) -> dict[str, Any]:
     return {
@@ -130,42 +125,19 @@ def _kvledger_extra(address: str) -> dict[str, Any]:
     }
 
 
-class _Fence:
-    """kvledger's compute fence on a rank's stream; on a CPU it would be nothing, for there the forward has returned."""
-
-    def __init__(self, _device: Any) -> None:
-        self._event = stream.recorded()
-
-    def wait(self, *_bound: float) -> None:
-        """Until everything launched before has run."""
-        self._event.synchronize()
-
-
 @contextlib.contextmanager
 def _kvledger_clock(clock: VirtualClock, _address: str) -> Iterator[None]:
-    """kvledger asks `time.monotonic` in a few modules; here it gets the harness's clock. Its compute fence, which is
-    nothing on a CPU, is an event on the rank's stream."""
-    virtual = SimpleNamespace(monotonic=clock, sleep=time.sleep, time=time.time)
-    modules = [importlib.import_module(name) for name in _KVLEDGER_CLOCKED]
-    side = importlib.import_module("kvledger.scheduler.side").SchedulerSide
-    plain = side.__init__.__kwdefaults__["clock"]
-    for module in modules:
-        module.time = virtual  # type: ignore[attr-defined]
-    side.__init__.__kwdefaults__["clock"] = clock
-    fences = mock.patch("kvledger.worker.rank_side.record_fence", _Fence)
-    try:
-        with fences:
-            yield
-    finally:
-        for module in modules:
-            module.time = time  # type: ignore[attr-defined]
-        side.__init__.__kwdefaults__["clock"] = plain
+    """Every bound of kvledger is measured by the harness's clock."""
+    from kvledger_conformance.suite import kvledger
+
+    kvledger.drive(clock)
+    yield
 
 
 KVLEDGER = Target(
     name="kvledger",
-    module="kvledger.connector",
-    class_name="MooncakeLedgerConnector",
+    module="kvledger_conformance.suite.kvledger",
+    class_name="DrivenConnector",
     extra=_kvledger_extra,
     around=_kvledger_clock,
     snapshot=lambda engine: str(engine.connector.snapshot()),

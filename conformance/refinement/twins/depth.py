@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from conformance.refinement.twins.patches import Patch, named_patch, swap
-from kvledger.connector import MooncakeLedgerConnector
+from kvledger import assembly
 from kvledger.protocol import Job, Kind
 from kvledger.worker.fence import Fence
 from kvledger.worker.transfer import Transfer
@@ -20,12 +20,12 @@ def load_under_running_step() -> Iterator[None]:
     def unordered(self: Transfer, job: Job, fence: Fence) -> None:
         run(self, job, fence if job.kind is Kind.STORE else Fence(None))
 
-    with swap(MooncakeLedgerConnector, "_may_load", lambda _self: True), swap(Transfer, "run", unordered):
+    with swap(assembly, "may_load", lambda **_start: True), swap(Transfer, "run", unordered):
         yield
 
 
 @named_patch(DEPTH_PATCHES, "sync-load-under-next-step")
 def sync_load_under_next_step() -> Iterator[None]:
     """Synchronous loads although the next step is scheduled before a failure is known."""
-    with swap(MooncakeLedgerConnector, "_check_pipeline", lambda _self, _settings: None):
+    with swap(assembly, "check_pipeline", lambda _settings, _steps_in_flight: None):
         yield

@@ -252,7 +252,7 @@ def load_job_not_sent() -> Iterator[None]:
 @named_patch(SCHEDULER_PATCHES, "hit-offered-again")
 def hit_offered_again() -> Iterator[None]:
     """A load that failed is offered again to the same request."""
-    with swap(SchedulerSide, "_may_load", lambda _self, _request: True):
+    with swap(Ledger, "may_hit", lambda _self, _request_id: True):
         yield
 
 

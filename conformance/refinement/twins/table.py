@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+from conformance.refinement import predicates
 from conformance.refinement.twins.depth import DEPTH_PATCHES
 from conformance.refinement.twins.patches import PATCHES
 from kvledger_conformance.suite import machines, targets
@@ -199,7 +200,10 @@ def kill(twin: Twin) -> dict[str, Any]:
     """Run the layers in order until one breaks a property."""
     target = targets.find(twin.target).with_options(**dict(twin.options))
     # what a contract-level suite sees counts first; the look inside only if nothing else does
-    for level, chosen in (("contract", dataclasses.replace(target, refine=None)), ("refinement", target)):
+    for level, chosen in (
+        ("contract", dataclasses.replace(target, refine=None)),
+        ("refinement", dataclasses.replace(target, refine=predicates.check)),
+    ):
         for by, violation in _attempts(twin, chosen, machines_too=level == "refinement"):
             if violation is not None:
                 return {

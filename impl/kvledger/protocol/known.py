@@ -1,11 +1,11 @@
 """Hashes that every rank is known to have stored, within a bound.
 
-What may live here: the set and its bound. Model: `known` is left out (it only avoids work). A wrong entry costs a
-hit, never data: entries go when a lookup misses them, on reset, and oldest first beyond `capacity`.
+What may live here: the set and its bound. Model: the variable `known`, properties `KnownIsStored` and `MissForgets`.
+A wrong entry costs a hit, never data: entries go when a lookup misses them, on reset, and oldest first beyond `capacity`.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 
 class KnownHashes:
@@ -31,6 +31,9 @@ class KnownHashes:
     def clear(self) -> None:
         """Forget everything (cache reset)."""
         self._seen.clear()
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._seen)
 
     def __contains__(self, h: bytes) -> bool:
         return h in self._seen

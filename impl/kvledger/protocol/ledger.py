@@ -18,6 +18,7 @@ from kvledger.protocol.jobs import Job, Kind, Report, Result
 from kvledger.protocol.known import KnownHashes
 from kvledger.protocol.pins import PinSnapshot, PinTable
 from kvledger.protocol.tracker import Load, Tracker
+from kvledger.protocol.views import LedgerView, OpenJobView, TrackerView
 
 RETIRED_REMEMBERED = 4096
 KNOWN_HASHES = 1 << 17
@@ -82,7 +83,7 @@ class Ledger:
         self,
         *,
         num_ranks: int,
-        max_pinned_blocks: int,
+        pins: PinTable,
         max_store_attempts: int,
         stall_timeout_s: float,
         retry_backoff_s: float,
@@ -92,9 +93,10 @@ class Ledger:
         self._max_store_attempts = max_store_attempts
         self._stall_timeout_s = stall_timeout_s
         self._retry_backoff_s = retry_backoff_s
-        self._pins = PinTable(max_pinned_blocks)
+        self._pins = pins
         self._pressure = Breaker(threshold=1, initial_s=retry_backoff_s, max_s=retry_backoff_max_s)
         self._known = KnownHashes(KNOWN_HASHES)
+        self._failed_hits: set[str] = set()  # the model's nohit: requests whose load failed; offered no hit again
         self._trackers: dict[str, Tracker] = {}
         self._open: dict[int, OpenJob] = {}
         self._storing: set[bytes] = set()  # hashes that open store jobs write, each in one job only
@@ -120,6 +122,14 @@ class Ledger:
     def end_generation(self, request_id: str) -> None:
         """`EndGeneration`: the tracker goes; its jobs stay open and keep their pins until every rank reported."""
         self._trackers.pop(request_id, None)
+
+    def end_request(self, request_id: str) -> None:
+        """The request is over (the model's `Gone`): its id is free, and a failed hit of the id is forgotten."""
+        self._failed_hits.discard(request_id)
+
+    def may_hit(self, request_id: str) -> bool:
+        """Whether the request may be offered a hit (the model's `~nohit`): not after one of its loads failed."""
+        return request_id not in self._failed_hits
 
     def generation(self, request_id: str) -> int | None:
         """Number of the request's current generation, if it has one."""
@@ -340,6 +350,8 @@ class Ledger:
             self._store_settled(entry, current, now)
         else:
             tainted = self._load_settled(entry, current)
+            if entry.bad and current is not None:
+                self._failed_hits.add(entry.request_id)
         return Settled(
             job=job,
             request_id=entry.request_id,
@@ -438,6 +450,30 @@ class Ledger:
             tracker.move_load("Taint")
         self._trackers = kept
         return set(kept)
+
+    def view(self) -> LedgerView:
+        """The state in the model's words; a copy."""
+        ranks, pins = self._ranks, self._pins
+        return LedgerView(
+            next_job=self._next_job,
+            epoch=self._epoch,
+            led={
+                j: OpenJobView(
+                    job=e.job, req=e.request_id, items=e.indices, held=pins.held(j), rep=ranks - e.waiting
+                )
+                for j, e in self._open.items()
+            },
+            trk={
+                r: TrackerView(
+                    gen=t.generation, front=t.frontier, retry=frozenset(t.retry), att=dict(t.attempts), load=t.load,
+                    job=t.load_job,
+                )
+                for r, t in self._trackers.items()
+            },
+            pins=dict(pins.blocks()),
+            known=frozenset(self._known),
+            nohit=frozenset(self._failed_hits),
+        )  # fmt: skip
 
     def snapshot(self) -> LedgerSnapshot:
         """Figures for gauges, tests and conformance."""

@@ -1,8 +1,8 @@
 """Pins: which job holds a block-pool reference on which blocks.
 
-What may live here: the table and its counts. Model: the variable `pins`; actions `EmitStore` (pin) and
-`ApplyReport` (unpin). Invariants: a job pins once and unpins once; `blocks()` counts for each block the open jobs that
-pinned it; the number of distinct pinned blocks never exceeds `max_blocks`.
+What may live here: the table and its counts. Model: `held` of an entry of `led`, the operator `Pins`; `EmitStore` pins,
+the `ApplyReport` that settles a job unpins, `WithinBudget` is `fits`. Invariants: a job pins once and unpins once;
+`blocks()` counts for each block the open jobs that pinned it; no more than `max_blocks` distinct blocks are pinned.
 """
 
 from collections.abc import Iterable
@@ -13,10 +13,11 @@ from kvledger.errors import ProtocolError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PinSnapshot:
-    """Distinct blocks pinned now, the most ever pinned at once, and jobs that hold pins."""
+    """Distinct blocks pinned now, the most ever pinned at once, the budget, and jobs that hold pins."""
 
     blocks: int
     blocks_max: int
+    max_blocks: int
     jobs: int
 
 
@@ -77,10 +78,16 @@ class PinTable:
                 del self._count[b]
         return blocks[::-1]
 
+    def held(self, job_id: int) -> tuple[int, ...]:
+        """Blocks that the job pins; none if it holds no pins."""
+        return self._by_job.get(job_id, ())
+
     def blocks(self) -> Iterable[tuple[int, int]]:
         """(block id, our references) for every pinned block."""
         return self._count.items()
 
     def snapshot(self) -> PinSnapshot:
         """Figures for gauges and tests."""
-        return PinSnapshot(blocks=len(self._count), blocks_max=self._peak, jobs=len(self._by_job))
+        return PinSnapshot(
+            blocks=len(self._count), blocks_max=self._peak, max_blocks=self._max_blocks, jobs=len(self._by_job)
+        )

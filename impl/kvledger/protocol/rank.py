@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from kvledger.errors import ProtocolError
 from kvledger.protocol.jobs import RANK_LIFE, Job, Kind, Life, Report, Result
+from kvledger.protocol.views import RankView
 
 RETIRED_REMEMBERED = 4096
 
@@ -163,6 +164,14 @@ class RankLedger:
     def is_idle(self) -> bool:
         """Whether no job is queued, running or quarantined."""
         return not self._jobs
+
+    def view(self) -> RankView:
+        """The state in the model's words; a copy."""
+        return RankView(
+            lives={j: e.life for j, e in self._jobs.items()},
+            over=frozenset(self._retired),
+            ready=tuple(self._reports),
+        )
 
     def snapshot(self) -> RankSnapshot:
         """Figures for gauges, tests and conformance."""

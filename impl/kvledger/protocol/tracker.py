@@ -1,7 +1,7 @@
 """One generation of one request: what has been issued, what is to be issued again, how its load stands.
 
-What may live here: the tracker value and the table of its load's life. Model: the variable `tracker`; actions
-`BeginGeneration`, `EmitLoad`, `EmitStore`, `LoadFinished`. Invariants: a tracker is never reset, only replaced; every
+What may live here: the tracker value and the table of its load's life. Model: the variable `trk`; operators
+`BeginGeneration`, `EmitLoad`, `AfterEmit`, `LoadFinished`. Invariants: a tracker is never reset, only replaced; every
 index below `frontier` was issued, known stored, or is in `retry`; nothing is storable while a load is pending.
 """
 

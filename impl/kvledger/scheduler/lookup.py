@@ -8,7 +8,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from kvledger.keys import KeySpace
@@ -56,6 +56,7 @@ class LookupService:
         chunk_blocks: int,
         timeout_s: float,
         breaker: Breaker,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
         self._keys = keys
@@ -63,6 +64,7 @@ class LookupService:
         self._chunk_blocks = chunk_blocks
         self._timeout_s = timeout_s
         self._breaker = breaker
+        self._clock = clock
         self._lock = threading.Lock()
         self._queue: queue.SimpleQueue[Lookup | None] = queue.SimpleQueue()
         self.counters = LookupCounters()
@@ -71,7 +73,7 @@ class LookupService:
 
     def ask(self, hashes: Sequence[bytes], epoch: str) -> Lookup:
         """Start a lookup. While the breaker is open it is a miss at once. Never blocks."""
-        now = time.monotonic()
+        now = self._clock()
         lookup = Lookup(hashes, epoch, now + self._timeout_s)
         self.counters.asked += 1
         with self._lock:
@@ -87,7 +89,7 @@ class LookupService:
         """Blocks found, or None while unknown. Waits at most `wait_s`; past the deadline the answer is 0 for good."""
         if wait_s > 0:
             lookup.done.wait(wait_s)
-        if not lookup.done.is_set() and time.monotonic() >= lookup.deadline:
+        if not lookup.done.is_set() and self._clock() >= lookup.deadline:
             self.counters.timed_out += 1
             self._failure()
             self._answer(lookup, 0)
@@ -101,7 +103,7 @@ class LookupService:
 
     def _loop(self) -> None:
         while (lookup := self._queue.get()) is not None:
-            if lookup.done.is_set() or time.monotonic() >= lookup.deadline:
+            if lookup.done.is_set() or self._clock() >= lookup.deadline:
                 continue  # nobody waits any more; the asker counts it
             try:
                 self._run(lookup)
@@ -151,7 +153,7 @@ class LookupService:
 
     def _failure(self) -> None:
         with self._lock:
-            self._breaker.failure(time.monotonic())
+            self._breaker.failure(self._clock())
 
     def _answer(self, lookup: Lookup, found: int) -> None:
         """The first answer stands."""

@@ -7,7 +7,6 @@ Hook → action: `get_num_new_matched_tokens` → lookup; `update_state_after_al
 
 import logging
 import secrets
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,11 +15,12 @@ from kvledger.config import Settings
 from kvledger.errors import ProtocolError
 from kvledger.groups import GroupPlan
 from kvledger.keys import KeySpace
-from kvledger.observe.trace import TraceRecorder, short
-from kvledger.protocol import Job, Kind, Ledger, Report, Settled
+from kvledger.observe.actions import Actions
+from kvledger.observe.trace import TraceRecorder
+from kvledger.protocol import Job, Kind, Ledger, LedgerView, Report, Settled, StepPlan
 from kvledger.scheduler.admissions import Admissions
-from kvledger.scheduler.lookup import Lookup, LookupService
-from kvledger.worker.rank_side import StepPlan
+from kvledger.scheduler.hits import Hits
+from kvledger.scheduler.lookup import LookupService
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -29,69 +29,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-ANSWER_VALID_S = 5.0
-"""How long a lookup's answer may wait for admission; the store's key lease (10 s by default) is longer."""
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideView:
+    """The scheduler side in the model's words: the ledger's state, and what is kept per request beside it."""
 
-@dataclass(slots=True)
-class Asked:
-    """A lookup of one request, valid for exactly these circumstances."""
-
-    request: "Request"
-    preemptions: int
-    first: int
-    lookup: Lookup
-    asked_at: float
-    noted: bool = False
-    """Whether the ledger has been told what the answer did not find (once: it may be stored meanwhile)."""
-
-    def fits(self, request: "Request", first: int, epoch: str, now: float) -> bool:
-        """Whether the answer is (or will be) an answer to this question."""
-        return (
-            self.request is request
-            and self.preemptions == request.num_preemptions
-            and self.first == first
-            and self.lookup.epoch == epoch
-            and now - self.asked_at < ANSWER_VALID_S
-        )
-
-
-def pin_budget(settings: Settings, plan: GroupPlan) -> int:
-    """Most blocks that may be pinned at once.
-
-    A fraction of the pool, but always such that one request of full length (and the null block) still fits beside the
-    pins, however long a store hangs; at least 1 in a pool that is too small for both.
-    """
-    if settings.max_pinned_blocks is not None:
-        return min(settings.max_pinned_blocks, plan.num_blocks)
-    spare = plan.num_blocks - 1 - plan.max_blocks_per_request
-    return max(1, min(int(plan.num_blocks * settings.max_pinned_fraction), spare))
-
-
-def _fields(job: Job | None) -> dict[str, Any]:
-    """A job as it stands in a recording."""
-    if job is None:
-        return {"job": None}
-    return {
-        "job": job.job_id,
-        "gen": job.generation,
-        "blocks": list(job.block_ids),
-        "names": list(map(short, job.hashes)),
-    }
-
-
-def make_trace(settings: Settings, plan: GroupPlan) -> TraceRecorder | None:
-    """The recorder that `trace_dir` asks for, if any."""
-    if settings.trace_dir is None:
-        return None
-    return TraceRecorder(
-        settings.trace_dir,
-        ranks=plan.num_ranks,
-        blocks=plan.num_blocks,
-        block_size=plan.block_size,
-        max_pinned=pin_budget(settings, plan),
-        max_attempts=settings.max_store_attempts,
-    )
+    ledger: LedgerView
+    asked: frozenset[str]
+    """Requests with a lookup of their own."""
+    admitted: int
+    """Admissions that are known."""
 
 
 class SchedulerSide:
@@ -103,34 +50,29 @@ class SchedulerSide:
         settings: Settings,
         plan: GroupPlan,
         keys: KeySpace,
+        ledger: Ledger,
         lookups: LookupService | None,
         may_save: bool,
-        trace: TraceRecorder | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        recorder: TraceRecorder | None,
+        clock: Callable[[], float],
     ) -> None:
         self._settings = settings
         self._plan = plan
         self._keys = keys
         self._lookups = lookups
         self._may_save = may_save
-        self._trace = trace
         self._clock = clock
-        self._ledger = Ledger(
-            num_ranks=plan.num_ranks,
-            max_pinned_blocks=pin_budget(settings, plan),
-            max_store_attempts=settings.max_store_attempts,
-            stall_timeout_s=settings.stall_timeout_s,
-            retry_backoff_s=settings.retry_backoff_s,
+        self._ledger = ledger
+        self._actions = Actions(recorder, ledger)
+        self._hits = Hits(
+            settings=settings, plan=plan, ledger=ledger, lookups=lookups, clock=clock, forget=self._forget
         )
         self._admissions = Admissions()
-        self._asked: dict[str, Asked] = {}
-        self._failed_hits: set[str] = set()
         self._accepted: list[tuple[str, list[int], list[bytes]]] = []
         self._cancelled: list[int] = []
         self._saving: dict[str, None] = {}  # requests with blocks left to store, in admission order
         self._pool: BlockPool | None = None
         self.block_table: Callable[[str], Sequence[int]] = lambda _: ()
-        self._wait_allowance_s = self._step_allowance()
         self._hit_tokens = 0
         self._loads_accepted = 0
 
@@ -153,58 +95,9 @@ class SchedulerSide:
             raise ProtocolError("vLLM has not bound its block pool (bind_gpu_block_pool)", action="EmitStore")
         return self._pool
 
-    # -- lookup ------------------------------------------------------------
-
-    def _step_allowance(self) -> float:
-        return self._settings.lookup_wait_s if self._settings.lookup_async else self._settings.lookup_timeout_s
-
     def match(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
-        """Tokens that the store can add to `num_computed_tokens` (block aligned), and whether they load asynchronously.
-
-        (None, False) while unknown, for a bounded time. At least one token is always left to compute.
-        """
-        first = num_computed_tokens // self._plan.block_size
-        last = self._last_block(request)
-        if self._lookups is None or last <= first or not self._may_load(request):
-            return 0, False
-        asked = self._ask(request, first, last, self._lookups)
-        found = self._await(asked.lookup, self._lookups)
-        if found is None:
-            return None, False
-        if asked.lookup.missed is not None and not asked.noted:
-            self._forget([asked.lookup.missed])
-        asked.noted = True
-        tokens = found * self._plan.block_size
-        if tokens == 0 or tokens < self._settings.min_load_tokens:
-            return 0, False
-        return tokens, self._settings.load_async
-
-    def _last_block(self, request: "Request") -> int:
-        complete = (request.num_tokens - 1) // self._plan.block_size
-        return min(complete, len(request.block_hashes) // self._plan.hashes_per_block)
-
-    def _may_load(self, request: "Request") -> bool:
-        if request.request_id in self._failed_hits or request.skip_reading_prefix_cache:
-            return False
-        limit = self._settings.max_loads_in_flight
-        return limit is None or self._ledger.loads_in_flight() + len(self._accepted) < limit
-
-    def _ask(self, request: "Request", first: int, last: int, lookups: LookupService) -> Asked:
-        now = self._clock()
-        asked = self._asked.get(request.request_id)
-        if asked is None or not asked.fits(request, first, self._ledger.epoch, now):
-            hashes = self._plan.block_hashes(request.block_hashes, first, last)
-            lookup = lookups.ask(hashes, self._ledger.epoch)
-            asked = Asked(request, request.num_preemptions, first, lookup, now)
-            self._asked[request.request_id] = asked
-        return asked
-
-    def _await(self, lookup: Lookup, lookups: LookupService) -> int | None:
-        """The answer; waits no longer than what is left of this step's allowance."""
-        before = time.monotonic()
-        found = lookups.result(lookup, self._wait_allowance_s)
-        self._wait_allowance_s = max(0.0, self._wait_allowance_s - (time.monotonic() - before))
-        return found
+        """See `Hits.match`."""
+        return self._hits.match(request, num_computed_tokens, len(self._accepted))
 
     # -- admission ---------------------------------------------------------
 
@@ -214,15 +107,15 @@ class SchedulerSide:
         Raises:
             ProtocolError: tokens to load without a lookup that offered them.
         """
-        asked = self._asked.pop(request.request_id, None)
+        asked = self._hits.take(request.request_id)
         # Nothing computed: a first admission, or one after a load of which nothing arrived (vLLM has freed its blocks).
         if not self._admissions.is_current(request) or request.num_computed_tokens == 0:
             self._admissions.begin(request)
             generation = self._ledger.begin_generation(request.request_id)
             self._saving[request.request_id] = None
-            if self._trace is not None:
-                fields = {"external": num_external_tokens, **self._known_table(request, block_ids)}
-                self._trace.record("BeginGeneration", req=request.request_id, gen=generation, **fields)
+            self._actions.begin_generation(
+                request.request_id, generation, block_ids, self._names(request), num_external_tokens
+            )
         if num_external_tokens <= 0:
             return
         if asked is None or not asked.lookup.found:
@@ -241,7 +134,7 @@ class SchedulerSide:
     def build_step(self, output: "SchedulerOutput") -> StepPlan:
         """Emit this step's jobs. Called exactly once per schedule, also for empty steps."""
         now = self._clock()
-        self._wait_allowance_s = self._step_allowance()
+        self._hits.new_step()
         for request_id in output.preempted_req_ids or ():
             if self._admissions.end_if_preempted(request_id):
                 self._end_generation(request_id, "preempted")
@@ -254,10 +147,11 @@ class SchedulerSide:
     def _emit_loads(self, now: float) -> list[Job]:
         accepted, self._accepted = self._accepted, []
         sync = not self._settings.load_async
-        jobs = [self._ledger.emit_load(r, targets, hashes, sync=sync, now=now) for r, targets, hashes in accepted]
-        if self._trace is not None:
-            for (request_id, _, _), job in zip(accepted, jobs, strict=True):
-                self._trace.record("EmitLoad", req=request_id, sync=sync, **_fields(job))
+        jobs = []
+        for request_id, targets, hashes in accepted:
+            job = self._ledger.emit_load(request_id, targets, hashes, sync=sync, now=now)
+            self._actions.emit_load(request_id, job)
+            jobs.append(job)
         return jobs
 
     def _emit_stores(self, output: "SchedulerOutput", now: float) -> list[Job]:
@@ -307,24 +201,17 @@ class SchedulerSide:
             if self._plan.hashes_per_block == 1
             else self._plan.block_hashes(request.block_hashes, 0, storable)
         )
-        before = self._ledger.progress(request.request_id) if self._trace is not None else None
+        before = self._actions.progress(request.request_id)
         job = self._ledger.emit_store(request.request_id, storable, table[0], hashes, now=now)
-        if self._trace is not None:
-            after = self._ledger.progress(request.request_id)
-            if job is not None or after != before:  # not while the store is left alone, step after step
-                fields = {"storable": storable, **self._known_table(request, table[0]), **_fields(job)}
-                fields.setdefault("gen", self._ledger.generation(request.request_id))
-                fields["frontier"], fields["retry"] = after
-                self._trace.record("EmitStore", req=request.request_id, **fields)
+        self._actions.emit_store(request.request_id, before, job, storable, table[0], self._names(request))
         if job is not None:
             self._pin(job)
         return job
 
-    def _known_table(self, request: "Request", block_ids: Sequence[int]) -> dict[str, Any]:
-        """A block table as it stands in a recording, with the hashes of those of its blocks that have one."""
-        named = min(len(block_ids), len(request.block_hashes) // self._plan.hashes_per_block)
-        hashes = self._plan.block_hashes(request.block_hashes, 0, named)
-        return {"table": list(block_ids), "hashes": list(map(short, hashes))}
+    def _names(self, request: "Request") -> Callable[[int], list[bytes]]:
+        """Hashes of the request's first n blocks, as far as it has them."""
+        plan, hashes = self._plan, request.block_hashes
+        return lambda n: plan.block_hashes(hashes, 0, min(n, len(hashes) // plan.hashes_per_block))
 
     def _pin(self, job: Job) -> None:
         """Take the block-pool references that the ledger has noted for the job."""
@@ -337,26 +224,18 @@ class SchedulerSide:
         now = self._clock()
         for report in reports:
             settled = self._ledger.apply_report(report, now)
-            if self._trace is not None:
-                fields = {"rank": report.rank, "result": report.result.name, "bad": list(report.bad)}
-                if settled is not None:
-                    fields["retry"] = self._ledger.progress(settled.request_id)[1]
-                    fields["tainted"] = settled.tainted
-                self._trace.record("ApplyReport", job=report.job_id, **fields)
+            self._actions.apply_report(report, settled)
             if settled is not None:
                 self._settle(settled)
 
     def _settle(self, settled: Settled) -> None:
         if settled.released:
-            if self._trace is not None:
-                self._trace.record("Release", job=settled.job.job_id, blocks=list(settled.released))
+            self._actions.release(settled)
             self._release(settled.released)
             if settled.bad and settled.current:
                 self._saving[settled.request_id] = None
         if settled.job.kind is Kind.LOAD and settled.bad:
             self._forget([settled.job.hashes[p] for p in settled.bad])
-            if settled.current:
-                self._failed_hits.add(settled.request_id)
             self._evict_tainted(settled)
 
     def _evict_tainted(self, settled: Settled) -> None:
@@ -369,14 +248,11 @@ class SchedulerSide:
         for request_id in settled.tainted:
             table = self.block_table(request_id)
             first = next((i for i, b in enumerate(table) if b in lost), len(table))
-            if self._trace is not None:
-                fields = {"req": request_id, "blocks": list(table[first:])}
-                self._trace.record("EvictTainted", job=settled.job.job_id, **fields)
+            self._actions.evict_tainted(settled, request_id, table[first:])
             self.pool.evict_blocks(set(table[first:]))
 
     def _forget(self, hashes: Sequence[bytes]) -> None:
-        if self._trace is not None:
-            self._trace.record("Forget", names=list(map(short, hashes)))
+        self._actions.forget(hashes)
         self._ledger.forget_known(hashes)
 
     def _release(self, block_ids: Sequence[int]) -> None:
@@ -390,14 +266,13 @@ class SchedulerSide:
             if load is not None:
                 self._cancelled.append(load)
             self._end_generation(request.request_id, "finished")
-        elif self._trace is not None:
-            self._trace.record("EndRequest", req=request.request_id)
-        self._asked.pop(request.request_id, None)
-        self._failed_hits.discard(request.request_id)
+        else:
+            self._actions.end_request(request.request_id)
+        self._hits.take(request.request_id)
+        self._ledger.end_request(request.request_id)
 
     def _end_generation(self, request_id: str, why: str) -> None:
-        if self._trace is not None:
-            self._trace.record("EndGeneration", req=request_id, gen=self._ledger.generation(request_id), why=why)
+        self._actions.end_generation(request_id, why)
         self._ledger.end_generation(request_id)
 
     # -- questions ---------------------------------------------------------
@@ -418,10 +293,13 @@ class SchedulerSide:
         """
         loading = self._ledger.reset(secrets.token_hex(4))
         self._admissions.keep_only(loading)
-        self._asked.clear()
-        if self._trace is not None:
-            self._trace.record("Reset", epoch=self._ledger.epoch, loading=sorted(loading))
+        self._hits.clear()
+        self._actions.reset(loading)
         return not loading
+
+    def view(self) -> SideView:
+        """The state in the model's words; a copy."""
+        return SideView(ledger=self._ledger.view(), asked=self._hits.waiting(), admitted=len(self._admissions))
 
     def snapshot(self) -> dict[str, Any]:
         """Figures for operators, the demo and tests; plain values."""
@@ -429,6 +307,7 @@ class SchedulerSide:
         return {
             "blocks_pinned": ledger.pins.blocks,
             "blocks_pinned_max": ledger.pins.blocks_max,
+            "max_pinned": ledger.pins.max_blocks,
             "open_jobs": ledger.open_jobs,
             "generations": ledger.generations,
             "store_jobs": ledger.settled[Kind.STORE.value],
@@ -445,5 +324,4 @@ class SchedulerSide:
         if self._lookups is not None:
             self._lookups.close(self._settings.shutdown_timeout_s)
             self._lookups = None
-        if self._trace is not None:
-            self._trace.close()
+        self._actions.close()

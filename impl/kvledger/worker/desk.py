@@ -5,14 +5,15 @@ import time
 from collections.abc import Callable
 
 from kvledger.errors import StuckCopyError
-from kvledger.protocol import Job, Kind, RankLedger, RankSnapshot, Report, Result
+from kvledger.protocol import Job, Kind, RankLedger, RankSnapshot, RankView, Report, Result
 
 
 class Desk:
-    """Thread-safe face of `RankLedger`; adds the clock (monotonic seconds)."""
+    """Thread-safe face of `RankLedger`; adds the clock (seconds, monotonic)."""
 
-    def __init__(self, ledger: RankLedger) -> None:
+    def __init__(self, ledger: RankLedger, clock: Callable[[], float] = time.monotonic) -> None:
         self._ledger = ledger
+        self._clock = clock
         self._changed = threading.Condition()
 
     def accept(self, job: Job) -> None:
@@ -25,7 +26,7 @@ class Desk:
         """Wait for a job of this kind and start it; None when `stopping()`."""
         with self._changed:
             while not stopping():
-                job = self._ledger.start(kind, time.monotonic())
+                job = self._ledger.start(kind, self._clock())
                 if job is not None:
                     return job
                 self._changed.wait(timeout=1.0)
@@ -39,7 +40,7 @@ class Desk:
     def proceed(self, job_id: int, *, guarded: bool = False) -> bool:
         """See `RankLedger.proceed`."""
         with self._changed:
-            return self._ledger.proceed(job_id, time.monotonic(), guarded=guarded)
+            return self._ledger.proceed(job_id, self._clock(), guarded=guarded)
 
     def finish(self, job_id: int, result: Result, bad: tuple[int, ...]) -> bool:
         """See `RankLedger.finish`."""
@@ -51,7 +52,7 @@ class Desk:
     def quarantine(self, job_id: int, bad: tuple[int, ...]) -> bool:
         """See `RankLedger.quarantine`."""
         with self._changed:
-            return self._ledger.quarantine(job_id, bad, time.monotonic())
+            return self._ledger.quarantine(job_id, bad, self._clock())
 
     def drop(self, job: Job) -> None:
         """See `RankLedger.drop`."""
@@ -82,10 +83,10 @@ class Desk:
         Raises:
             StuckCopyError: the local copy has not ended `copy_timeout_s` after the deadline.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline = self._clock() + timeout_s
         with self._changed:
             while self._ledger.is_open(job_id):
-                left = deadline - time.monotonic()
+                left = deadline - self._clock()
                 if left <= 0 and (self._ledger.cancel(job_id) or self._ledger.give_up(job_id)):
                     return False
                 if left <= -copy_timeout_s:
@@ -96,7 +97,7 @@ class Desk:
     def expire(self) -> list[int]:
         """See `RankLedger.expire`."""
         with self._changed:
-            return self._ledger.expire(time.monotonic())
+            return self._ledger.expire(self._clock())
 
     def take_reports(self) -> list[Report]:
         """See `RankLedger.take_reports`."""
@@ -110,14 +111,19 @@ class Desk:
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait until no job is open, at most `timeout_s`."""
-        deadline = time.monotonic() + timeout_s
+        deadline = self._clock() + timeout_s
         with self._changed:
             while not self._ledger.is_idle():
-                left = deadline - time.monotonic()
+                left = deadline - self._clock()
                 if left <= 0:
                     return False
                 self._changed.wait(timeout=left)
             return True
+
+    def view(self) -> RankView:
+        """See `RankLedger.view`."""
+        with self._changed:
+            return self._ledger.view()
 
     def snapshot(self) -> RankSnapshot:
         """See `RankLedger.snapshot`."""

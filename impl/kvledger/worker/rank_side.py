@@ -6,7 +6,7 @@ Hook → action: `bind` (jobs told; leftovers of a step whose saves were never s
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -15,7 +15,7 @@ from kvledger.config import Settings
 from kvledger.errors import ConfigError
 from kvledger.keys import KeySpace
 from kvledger.mooncake.client import StoreClient
-from kvledger.protocol import Breaker, Job, Kind, RankLedger, RankSnapshot, Report
+from kvledger.protocol import Breaker, Job, Kind, RankLedger, RankSnapshot, RankView, Report, StepPlan
 from kvledger.worker.desk import Desk
 from kvledger.worker.fence import Fence, record_fence
 from kvledger.worker.lanes import Lane
@@ -24,15 +24,6 @@ from kvledger.worker.staging import StagingArea
 from kvledger.worker.transfer import Transfer
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepPlan:
-    """What one step tells every rank: jobs emitted in it, and ids of loads nobody waits for any more."""
-
-    namespace: str
-    jobs: tuple[Job, ...] = ()
-    cancelled: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -47,14 +38,25 @@ class StepResults:
 class RankSide:
     """One rank: its ledger, its lanes, its view of the KV cache. Hooks come from one thread (vLLM's worker loop)."""
 
-    def __init__(self, *, settings: Settings, rank: int, keys: KeySpace, client: StoreClient) -> None:
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        rank: int,
+        keys: KeySpace,
+        client: StoreClient,
+        clock: Callable[[], float] = time.monotonic,
+        record_fence: Callable[[torch.device], Fence] = record_fence,
+    ) -> None:
         self._settings = settings
         self._rank = rank
         self._keys = keys
         self._client = client
+        self._clock = clock
+        self._record_fence = record_fence
         self._direct = settings.resolved_transfer_mode == "direct"
         stuck_after_s = settings.transfer_timeout_s + (settings.quarantine_s if self._direct else 0.0)
-        self._desk = Desk(RankLedger(rank=rank, stuck_after_s=stuck_after_s, quarantine_s=settings.quarantine_s))
+        self._desk = Desk(RankLedger(rank=rank, stuck_after_s=stuck_after_s, quarantine_s=settings.quarantine_s), clock)
         self._lanes: dict[Kind, Lane] = {}
         self._device = torch.device("cpu")
         self._fences: dict[int, Fence] = {}
@@ -113,6 +115,7 @@ class RankSide:
                 max_s=60.0,
             ),
             fence_timeout_s=self._settings.transfer_timeout_s,
+            clock=self._clock,
         )
         device = layout.device
 
@@ -164,7 +167,7 @@ class RankSide:
             )
         self._drop_told()
         self._told = {job.job_id: job for job in plan.jobs}
-        late = time.monotonic() + self._settings.load_timeout_s
+        late = self._clock() + self._settings.load_timeout_s
         self._loads.update((job.job_id, (job, late)) for job in plan.jobs if job.kind is Kind.LOAD)
         for job_id in plan.cancelled:
             self._desk.cancel(job_id)
@@ -199,7 +202,7 @@ class RankSide:
             return jobs
         lane = self._lanes.get(kind)
         usable = lane is not None and not self._closed and lane.running not in self._given_up
-        fence = record_fence(self._device) if usable else Fence(None)
+        fence = self._record_fence(self._device) if usable else Fence(None)
         for job in jobs:
             del self._told[job.job_id]
             if usable:
@@ -235,7 +238,7 @@ class RankSide:
 
     def _end_late_loads(self) -> None:
         """A load that takes longer than its request should wait is failed, unless bytes may move in its blocks."""
-        now = time.monotonic()
+        now = self._clock()
         for job_id in [j for j, (_, late) in self._loads.items() if now >= late]:
             if self._desk.cancel(job_id):
                 continue
@@ -259,6 +262,10 @@ class RankSide:
 
     # -- end ---------------------------------------------------------------
 
+    def view(self) -> RankView:
+        """The rank's ledger in the model's words; a copy."""
+        return self._desk.view()
+
     def snapshot(self) -> RankSnapshot:
         """Figures for gauges and tests."""
         return self._desk.snapshot()
@@ -272,10 +279,10 @@ class RankSide:
         if self._closed:
             return
         self._closed = True
-        deadline = time.monotonic() + self._settings.shutdown_timeout_s
+        deadline = self._clock() + self._settings.shutdown_timeout_s
         for kind in Kind:
             self._desk.drop_queued(kind)
         for lane in self._lanes.values():
-            if not lane.stop(max(0.1, deadline - time.monotonic())):
+            if not lane.stop(max(0.1, deadline - self._clock())):
                 logger.warning("rank %d: %s lane is still inside a store call at shutdown", self._rank, lane.kind.value)
-        self._client.close(max(0.1, deadline - time.monotonic()))
+        self._client.close(max(0.1, deadline - self._clock()))

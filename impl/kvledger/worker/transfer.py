@@ -6,8 +6,7 @@ that was given up touches nothing more, because its blocks may belong to someone
 """
 
 import logging
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -97,6 +96,7 @@ class Transfer:
         batch_objects: int,
         breaker: Breaker,
         fence_timeout_s: float,
+        clock: Callable[[], float],
     ) -> None:
         self._desk = desk
         self._client = client
@@ -107,6 +107,7 @@ class Transfer:
         self._batch_objects = batch_objects
         self._breaker = breaker
         self._fence_timeout_s = fence_timeout_s
+        self._clock = clock
 
     def run(self, job: Job, fence: Fence) -> None:
         """Run the job to its one exit."""
@@ -115,7 +116,7 @@ class Transfer:
             if job.kind is Kind.STORE or self._staging is None:
                 fence.wait(self._fence_timeout_s)
             self._go_on(job)
-            if self._breaker.allow(time.monotonic()):
+            if self._breaker.allow(self._clock()):
                 self._store(job, outcome) if job.kind is Kind.STORE else self._load(job, outcome)
         except GivenUpError:
             return
@@ -130,7 +131,7 @@ class Transfer:
     def _exit(self, job: Job, outcome: Outcome) -> None:
         result, bad = outcome.close()
         if outcome.store_down:
-            self._breaker.failure(time.monotonic())
+            self._breaker.failure(self._clock())
         elif result in (Result.DONE, Result.REFUSED):
             self._breaker.success()
         if outcome.moving and self._staging is None:
@@ -155,7 +156,7 @@ class Transfer:
         """Objects of the next batch: fewer than usual while much of the staging memory is in quarantine."""
         if self._staging is None:
             return self._batch_objects
-        return max(1, min(self._batch_objects, self._staging.room(time.monotonic())))
+        return max(1, min(self._batch_objects, self._staging.room(self._clock())))
 
     def _names(self, job: Job, positions: Sequence[int]) -> list[str]:
         return [
@@ -229,13 +230,13 @@ class Transfer:
             parts = [self._layout.segments(b) for b in blocks]
             yield None, [pointers for pointers, _ in parts], [sizes for _, sizes in parts]
             return
-        slot = self._staging.take(len(blocks), time.monotonic())
+        slot = self._staging.take(len(blocks), self._clock())
         if slot is None:
             raise NoSlotError("all staging memory is in quarantine after transfers that never ended")
         try:
             yield slot, [[slot.pointer(i)] for i in range(len(blocks))], [[self._layout.object_bytes]] * len(blocks)
         finally:
             if outcome.moving:
-                self._staging.quarantine(slot, time.monotonic())
+                self._staging.quarantine(slot, self._clock())
             else:
                 self._staging.give_back(slot)

@@ -1,19 +1,23 @@
-"""A store client with faults put in on purpose: delays for the demo, scripted failures for tests.
+"""A store client with faults put in on purpose: delays for the demo, scripted failures for recordings and tests.
 
-What may live here: a wrapper around a real client; never a store of its own. Invariants: deterministic (faults are
-found by operation and call number, nothing is random); without a matching fault a call reaches the wrapped client
-unchanged; every wait ends by itself, and at `close`.
+A wrapper around a real client, never a store of its own. Deterministic (faults are found by operation and call number,
+nothing is random); without a matching fault a call reaches the wrapped client unchanged; every wait ends by itself, and
+at `close`.
 """
 
 import logging
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from demo.plan import DELAY_MS
+from kvledger.assembly import Parts
 from kvledger.config import Settings
-from kvledger.mooncake.client import StoreClient
+from kvledger.connector import MooncakeLedgerConnector
+from kvledger.mooncake.client import MooncakeClient, StoreClient
 from kvledger.mooncake.codes import Code
 
 logger = logging.getLogger(__name__)
@@ -156,8 +160,19 @@ def _answer(faults: list[Fault], call: Callable[[], list[int]], keys: int) -> li
     return answer[:-1] if any(f.short for f in faults) else answer
 
 
-def with_configured_faults(client: StoreClient, settings: Settings) -> StoreClient:
-    """The client itself, or wrapped if `fault_delay_ms` asks for a delay."""
-    if settings.fault_delay_ms <= 0:
-        return client
-    return FaultyStore(client, delay_s=settings.fault_delay_ms / 1000)
+def slow(client: StoreClient, name: str, faults: Iterable[Fault] = ()) -> StoreClient:
+    """The client of a rank behind its delay and faults; the lookup's client as it is."""
+    delay_s = float(os.environ.get(DELAY_MS, "0")) / 1000
+    return FaultyStore(client, delay_s=delay_s, faults=faults) if name.startswith("rank") else client
+
+
+def connect_slow_store(settings: Settings, *, segment_bytes: int, buffer_bytes: int, name: str) -> StoreClient:
+    """`Parts.connect_store`: ranks wait before each store operation, as long as the environment says."""
+    client = MooncakeClient.connect(settings, segment_bytes=segment_bytes, buffer_bytes=buffer_bytes, name=name)
+    return slow(client, name)
+
+
+class SlowConnector(MooncakeLedgerConnector):
+    """kvledger on a slow store (`./dev demo --store-delay`)."""
+
+    parts = Parts(connect_store=connect_slow_store)
