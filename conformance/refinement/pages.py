@@ -31,7 +31,7 @@ Written by `./dev conformance two-sided`; what the columns rest on: `conformance
 
 
 def two_sided(rows: list[dict[str, Any]]) -> str:
-    """The page `docs/two-sided.md`."""
+    """The page `docs/results/two-sided.md`."""
     replayed = [r for r in rows if r["good"] is not None]
     right = sum(r["ok"] for r in replayed)
     count = (
