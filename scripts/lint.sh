@@ -14,6 +14,6 @@ fi
 say "ruff (lint)" && ruff check --quiet .
 say "ruff (format)" && ruff format --check --quiet .
 say "mypy" && mypy --no-error-summary
-say "README" && "$VENV/bin/python" scripts/settings_table.py
+say "generated parts of the docs" && "$VENV/bin/python" scripts/generated.py
 say "shellcheck" && shellcheck --external-sources --source-path=SCRIPTDIR dev .ci/run scripts/*.sh
 say "hadolint" && hadolint --failure-threshold info Dockerfile
