@@ -9,10 +9,12 @@ import enum
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from kvledger.config import reference
 from kvledger.protocol import LOAD_LIFE, RANK_LIFE, Life, Load
 
+L = TypeVar("L", bound=enum.Enum)
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 
@@ -34,9 +36,9 @@ def settings_table() -> str:
     return "\n".join(["| setting | default | meaning |", "| --- | --- | --- |", *rows]) + "\n"
 
 
-def life_diagram(first: enum.Enum, table: Mapping[tuple[enum.Enum, str], enum.Enum]) -> str:
+def life_diagram(first: L, table: Mapping[tuple[L, str], L]) -> str:
     """A table of lives as a Mermaid state diagram: its steps in the table's order, from `first` to where no step leads on."""
-    steps: dict[tuple[enum.Enum, enum.Enum], list[str]] = {}
+    steps: dict[tuple[L, L], list[str]] = {}
     for (old, action), new in table.items():
         steps.setdefault((old, new), []).append(action)
     ends = [life for life in type(first) if life not in {old for old, _ in table}]
