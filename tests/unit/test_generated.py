@@ -32,7 +32,7 @@ def test_a_diagram_that_says_something_else_is_renewed(generated: SimpleNamespac
 
 @pytest.mark.parametrize(("first", "table"), [(Life.QUEUED, RANK_LIFE), (Load.NONE, LOAD_LIFE)])
 def test_a_diagram_has_each_step_of_its_table_and_no_other(
-    generated: SimpleNamespace, first: Life | Load, table
+    generated: SimpleNamespace, first: Life | Load, table: Any
 ) -> None:
     steps = set()
     for line in generated.life_diagram(first, table).splitlines():
