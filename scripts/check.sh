@@ -38,7 +38,7 @@ stage "unit, integration and conformance tests"
 parallel -m "not e2e and not gpu" tests
 stage "what runs in an engine, under PYTHONOPTIMIZE=1"
 PYTHONOPTIMIZE=1 parallel -m "not e2e and not gpu" \
-    tests/unit tests/integration tests/conformance/test_kvledger.py tests/conformance/test_depth.py
+    tests/unit tests/tools tests/integration tests/conformance/test_kvledger.py tests/conformance/test_depth.py
 stage "the main job, end to end"
 # Two at a time, each with a thread per rank: an engine computes on one core, and starts on one.
 "$python" -m pytest -q -n 2 --dist worksteal -m e2e tests/e2e
