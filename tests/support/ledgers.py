@@ -1,13 +1,16 @@
 """Ledgers, jobs and reports for the protocol's unit tests."""
 
+from typing import Any
+
 import pytest
 
-from kvledger.protocol import Job, Ledger, PinTable, Report, Result
+from kvledger.protocol import Job, Kind, Ledger, PinTable, RankLedger, Report, Result
 
 BLOCKS = [10, 11, 12, 13, 14, 15, 16, 17]
 HASHES = [bytes([i]) * 8 for i in range(8)]
 OTHER_BLOCKS = [20, 21, 22, 23]
 OTHER_HASHES = [bytes([i]) * 8 for i in range(20, 24)]
+OTHER = {"blocks": OTHER_BLOCKS, "hashes": OTHER_HASHES}
 
 
 def make_ledger(
@@ -41,9 +44,11 @@ def nothing_to_store(
     return ledger.emit_store(request, storable, blocks, hashes, now=now) is None
 
 
-def load(ledger: Ledger, request: str, *, sync: bool = False, blocks=BLOCKS[:2], hashes=HASHES[:2]) -> Job:
+def load(
+    ledger: Ledger, request: str, *, sync: bool = False, now: float = 0.0, blocks=BLOCKS[:2], hashes=HASHES[:2]
+) -> Job:
     """A load job on two blocks."""
-    return ledger.emit_load(request, blocks, hashes, sync=sync, now=0.0)
+    return ledger.emit_load(request, blocks, hashes, sync=sync, now=now)
 
 
 def done(job: Job, rank: int = 0) -> Report:
@@ -54,3 +59,24 @@ def done(job: Job, rank: int = 0) -> Report:
 def bad(job: Job, rank: int, result: Result, *positions: int) -> Report:
     """The rank's report that these positions (none named: all) went wrong."""
     return Report(job_id=job.job_id, rank=rank, result=result, bad=positions or tuple(range(len(job.block_ids))))
+
+
+def declined(ledger: Ledger) -> dict[str, int]:
+    """The counts of blocks or asks that were declined, without those that are 0."""
+    return {name: count for name, count in ledger.snapshot().declined.items() if count}
+
+
+def make_job(job_id: int, kind: Kind = Kind.STORE, **fields: Any) -> Job:
+    """A job on two blocks, for tests of a rank."""
+    given = {"generation": 1, "block_ids": (1, 2), "hashes": (b"a", b"b"), **fields}
+    return Job(job_id=job_id, kind=kind, **given)
+
+
+def make_rank(*jobs: int, running: bool = False) -> RankLedger:
+    """Rank 3 (stuck after 10 s, quarantine 100 s), which has been told these store jobs and perhaps started them at 0 s."""
+    rank = RankLedger(rank=3, stuck_after_s=10.0, quarantine_s=100.0)
+    for job_id in jobs:
+        rank.accept(make_job(job_id))
+        if running:
+            rank.start(Kind.STORE, 0.0)
+    return rank

@@ -38,10 +38,8 @@ def refused(extra: Mapping[str, Any], environ: Mapping[str, str] | None = None) 
 def test_no_configuration_is_the_embedded_store() -> None:
     settings = load_settings({}, {})
     assert settings.embedded_store
-    assert settings.protocol == "tcp"
-    assert settings.global_segment_size == 4 * GIB
-    assert settings.transfer_mode == "staged"
-    assert settings.rank_segment_bytes == 0
+    assert (settings.protocol, settings.transfer_mode) == ("tcp", "staged")
+    assert (settings.global_segment_size, settings.rank_segment_bytes) == (4 * GIB, 0)
     assert (settings.load_async, settings.lookup_async, settings.enable_lookup) == (True, True, True)
     assert not settings.save_decode_cache
 
@@ -57,20 +55,18 @@ def test_later_sources_win_and_are_remembered(tmp_path: Path) -> None:
     environ = settings_file(
         tmp_path, {**MASTER, "protocol": "rdma", "device_name": "a", "cache_prefix": "f", "tenant_id": "t"}
     )
-    environ |= {
-        "MOONCAKE_DEVICE": "b",
-        "KVLEDGER_DEVICE_NAME": "c",
-        "MOONCAKE_MASTER": "h:1",
-        "KVLEDGER_TENANT_ID": "e",
-    }
+    environ |= {"MOONCAKE_DEVICE": "b", "KVLEDGER_DEVICE_NAME": "c"}
+    environ |= {"MOONCAKE_MASTER": "h:1", "KVLEDGER_TENANT_ID": "e"}
     settings = load_settings({"tenant_id": "x"}, environ)
-    assert settings.protocol == "rdma"
-    assert settings.sources["protocol"] == f"file {environ['MOONCAKE_CONFIG_PATH']}"
-    assert settings.cache_prefix == "f"
-    assert (settings.device_name, settings.sources["device_name"]) == ("c", "environment variable KVLEDGER_DEVICE_NAME")
-    assert settings.master_server_address == "h:1"
-    assert settings.sources["master_server_address"] == "environment variable MOONCAKE_MASTER"
-    assert (settings.tenant_id, settings.sources["tenant_id"]) == ("x", "kv_connector_extra_config")
+    file = f"file {environ['MOONCAKE_CONFIG_PATH']}"
+    assert {name: (getattr(settings, name), source) for name, source in settings.sources.items()} == {
+        "protocol": ("rdma", file),
+        "cache_prefix": ("f", file),
+        "device_name": ("c", "environment variable KVLEDGER_DEVICE_NAME"),
+        "master_server_address": ("h:1", "environment variable MOONCAKE_MASTER"),
+        "tenant_id": ("x", "kv_connector_extra_config"),
+        "transfer_mode": ("direct", "auto, protocol rdma"),
+    }
     lines = settings.describe()
     assert "tenant_id = 'x' (kv_connector_extra_config)" in lines
     assert "load_async = True (default)" in lines
@@ -98,55 +94,41 @@ def test_mooncakes_own_variables_are_known(variable: str, field: str) -> None:
         assert settings.sources[field] == f"environment variable {variable}"
 
 
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("80GB", 80 * GIB),
-        ("4GiB", 4 * GIB),
-        ("512MB", 512 * 1024**2),
-        ("1TB", 1024 * GIB),
-        ("1.5 gib", GIB * 3 // 2),
-        ("4096", 4096),
-        ("7b", 7),
-        ("2k", 2048),
-        (4096, 4096),
-    ],
-)
-def test_sizes(text: object, size: int) -> None:
-    assert load_settings({"global_segment_size": text}, {}).global_segment_size == size
+SIZES = {"80GB": 80 * GIB, "4GiB": 4 * GIB, "512MB": GIB // 2, "1TB": 1024 * GIB, "1.5 gib": GIB * 3 // 2}
+SIZES |= {"4096": 4096, "7b": 7, "2k": 2048, 4096: 4096}
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        -1,
-        "-1",
-        "-4GB",
-        True,
-        1.5,
-        4e9,
-        None,
-        [],
-        {},
-        "",
-        "GB",
-        "4 GX",
-        "4PB",
-        "0.3b",
-        "1e9",
-        "nan",
-        "0x10",
-        "4GB4",
-        "９GB",
-        0,
-        "0",
-        "0GB",
-        1 << 60,
-        "9" * 40,
-    ],
-)
-def test_sizes_that_are_none(value: object) -> None:
-    assert refused({"global_segment_size": value}).field == "global_segment_size"
+@pytest.mark.parametrize("text", SIZES)
+def test_sizes(text: object) -> None:
+    assert load_settings({"global_segment_size": text}, {}).global_segment_size == SIZES[text]
+
+
+NO_SIZES = [-1, "-1", "-4GB", True, 1.5, 4e9, None, [], {}, "", "GB", "4 GX", "4PB", "0.3b", "1e9", "nan", "0x10"]
+REFUSED = {
+    "global_segment_size": [*NO_SIZES, "4GB4", "９GB", 0, "0", "0GB", 1 << 60, "9" * 40],
+    "load_timeout_s": [-1, 0, float("nan"), float("inf"), -float("inf"), "2", True, None, [], 10**400],
+    "max_store_attempts": [0, -3, 1.0, "3", True, None],
+    "max_pinned_fraction": [0, 1.01],
+    "max_pinned_blocks": [0],
+    "min_load_tokens": [-1],
+    "fault_delay_ms": [-1],
+    "mode": [None],
+    "tenant_id": [3],
+}
+REFUSED_IN_ENVIRONMENT = {
+    "KVLEDGER_SAVE_DECODE_CACHE": ["", "yes", "off", "2", "None"],
+    "KVLEDGER_LOAD_TIMEOUT_S": ["nan", "inf", "-1", "0", "soon", ""],
+}
+
+
+@pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in REFUSED.items() for value in values])
+def test_values_that_are_refused(field: str, value: object) -> None:
+    assert refused({field: value}).field == field
+
+
+@pytest.mark.parametrize(("name", "text"), [(n, text) for n, texts in REFUSED_IN_ENVIRONMENT.items() for text in texts])
+def test_values_in_the_environment_that_are_refused(name: str, text: str) -> None:
+    refused({}, {name: text})
 
 
 @pytest.mark.parametrize("value", ["false", "true", "False", 0, 1, None, "", []])
@@ -155,59 +137,40 @@ def test_a_flag_in_json_is_a_json_boolean(value: object, tmp_path: Path) -> None
     assert "true or false" in refused({}, settings_file(tmp_path, {"enable_offload": value})).remedy
 
 
-@pytest.mark.parametrize(
-    ("text", "value"), [("true", True), ("False", False), ("1", True), ("0", False), (" 0 ", False)]
-)
-def test_a_flag_in_the_environment(text: str, value: bool) -> None:
-    assert load_settings({}, {"KVLEDGER_SAVE_DECODE_CACHE": text}).save_decode_cache is value
-
-
-@pytest.mark.parametrize("text", ["", "yes", "off", "2", "None"])
-def test_a_flag_in_the_environment_that_is_none(text: str) -> None:
-    refused({}, {"KVLEDGER_SAVE_DECODE_CACHE": text})
-
-
-@pytest.mark.parametrize("value", [-1, 0, float("nan"), float("inf"), -float("inf"), "2", True, None, [], 10**400])
-def test_seconds_that_are_none(value: object) -> None:
-    assert refused({"load_timeout_s": value}).field == "load_timeout_s"
-
-
-@pytest.mark.parametrize("text", ["nan", "inf", "-1", "0", "soon", ""])
-def test_seconds_in_the_environment_that_are_none(text: str) -> None:
-    refused({}, {"KVLEDGER_LOAD_TIMEOUT_S": text})
-
-
-@pytest.mark.parametrize("value", [0, -3, 1.0, "3", True, None])
-def test_counts_that_are_none(value: object) -> None:
-    refused({"max_store_attempts": value})
+@pytest.mark.parametrize("text", ["true", "1", "False", "0", " 0 "])
+def test_a_flag_in_the_environment(text: str) -> None:
+    assert load_settings({}, {"KVLEDGER_SAVE_DECODE_CACHE": text}).save_decode_cache is (text in ("true", "1"))
 
 
 def test_numbers_where_zero_means_something() -> None:
     zero = dict.fromkeys(("min_load_tokens", "lookup_wait_s", "embedded_linger_s", "fault_delay_ms"), 0)
     settings = load_settings(zero, {})
-    assert settings.min_load_tokens == 0
-    assert settings.lookup_wait_s == 0.0
-    refused({"min_load_tokens": -1})
-    refused({"fault_delay_ms": -1})
-    refused({"max_pinned_fraction": 0})
-    refused({"max_pinned_fraction": 1.01})
-    refused({"max_pinned_blocks": 0})
+    assert (settings.min_load_tokens, settings.lookup_wait_s) == (0, 0.0)
 
 
-@pytest.mark.parametrize(
-    "value",
-    ["", "host", "host:", ":1", "host:0", "host:65536", "host:1:2", "h ost:1", "http://h:1", 50051, "h:1,g:2", "h:٣"],
-)
+NO_ADDRESSES = [
+    "host",
+    "host:",
+    ":1",
+    "host:0",
+    "host:65536",
+    "host:1:2",
+    "h ost:1",
+    "http://h:1",
+    50051,
+    "h:1,g:2",
+    "h:٣",
+]
+
+
+@pytest.mark.parametrize("value", NO_ADDRESSES)
 def test_addresses_that_are_none(value: object) -> None:
-    if value == "":
-        assert load_settings({"master_server_address": value}, {}).embedded_store
-    else:
-        assert "host:port" in refused({"master_server_address": value}).remedy
+    assert "host:port" in refused({"master_server_address": value}).remedy
 
 
-@pytest.mark.parametrize("value", ["10.0.0.7:50051", "[::1]:50051", "master.store_1:65535"])
+@pytest.mark.parametrize("value", ["", "10.0.0.7:50051", "[::1]:50051", "master.store_1:65535"])
 def test_addresses(value: str) -> None:
-    assert load_settings({"master_server_address": value}, {}).master_server_address == value
+    assert load_settings({"master_server_address": value}, {}).master_server_address == (value or None)
 
 
 def test_metadata_servers() -> None:
@@ -237,20 +200,20 @@ def test_variables_of_tests_and_demo_are_not_settings() -> None:
     load_settings({}, {"KVLEDGER_TEST_DEVICE": "cuda", "KVLEDGER_DEMO_X": "1", "OTHER": "1"})
 
 
-@pytest.mark.parametrize(
-    ("key", "default", "other"),
-    [
-        ("lookup_rpc_port", 0, 7),
-        ("enable_group_semantics", "False", "True"),
-        ("enable_group_semantics", False, True),
-        ("custom_mem_pool", None, "NVLINK"),
-        ("store_tp_size", None, 4),
-        ("enable_store_tp_lcm", False, True),
-        ("prefill_tp_sizes", None, [2, 4]),
-        ("enable_cross_layers_blocks", "False", True),
-        ("enable_store_tp_lcm", False, 0),
-    ],
-)
+IN_TREE_ONLY = [
+    ("lookup_rpc_port", 0, 7),
+    ("enable_group_semantics", "False", "True"),
+    ("enable_group_semantics", False, True),
+    ("custom_mem_pool", None, "NVLINK"),
+    ("store_tp_size", None, 4),
+    ("enable_store_tp_lcm", False, True),
+    ("enable_store_tp_lcm", False, 0),
+    ("prefill_tp_sizes", None, [2, 4]),
+    ("enable_cross_layers_blocks", "False", True),
+]
+
+
+@pytest.mark.parametrize(("key", "default", "other"), IN_TREE_ONLY)
 def test_options_of_the_in_tree_connector_that_do_not_exist_here(key: str, default: object, other: object) -> None:
     load_settings({key: default}, {})
     assert "does not support" in refused({key: other}).remedy
@@ -259,13 +222,11 @@ def test_options_of_the_in_tree_connector_that_do_not_exist_here(key: str, defau
 def test_choices_name_what_is_allowed() -> None:
     assert "'tcp', 'rdma'" in refused({"protocol": "TCP"}).remedy
     assert "did you mean 'staged'" in refused({"transfer_mode": "stagd"}).remedy
-    refused({"mode": None})
 
 
 def test_the_tenant_as_in_tree() -> None:
     for value in (None, "", "  "):
         assert load_settings({"tenant_id": value}, {}).tenant_id == "default"
-    refused({"tenant_id": 3})
 
 
 @pytest.mark.parametrize(
@@ -348,8 +309,3 @@ def test_settings_are_values() -> None:
     assert settings != Settings()
     with pytest.raises(dataclasses.FrozenInstanceError):
         settings.cache_prefix = "q"  # type: ignore[misc]
-
-
-def test_errors_survive_pickling() -> None:
-    error = refused({"zzz": 1})
-    assert str(pickle.loads(pickle.dumps(error))) == str(error)

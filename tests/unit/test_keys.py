@@ -3,7 +3,6 @@
 import pytest
 
 from kvledger.keys import KeySpace, fingerprint, parse_key
-from kvledger.namespace import weights_identity
 
 
 def test_fingerprint_depends_on_every_fact_and_not_on_their_order():
@@ -41,13 +40,3 @@ def test_keys_of_shards_groups_epochs_and_prefixes_are_disjoint():
 def test_foreign_key_is_refused(key):
     with pytest.raises(ValueError, match="not a kvledger object key"):
         parse_key(key)
-
-
-def test_new_weights_under_the_old_path_are_another_identity(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
-    weights = tmp_path / "model.safetensors"
-    weights.write_bytes(b"\x01" * 4_000_000)
-    before = weights_identity(str(tmp_path))
-    weights.write_bytes(b"\x02" * 4_000_000)
-    assert weights_identity(str(tmp_path)) != before
-    assert weights_identity("some/hub-name") == ""

@@ -1,10 +1,7 @@
 """What Mooncake's codes prove."""
 
-import pickle
-
 import pytest
 
-from kvledger.errors import StoreError
 from kvledger.mooncake import codes
 from kvledger.mooncake.codes import Code
 
@@ -41,9 +38,3 @@ def test_what_ranks_and_breakers_ask() -> None:
 def test_descriptions() -> None:
     assert codes.describe(-4711) == "unknown code -4711"
     assert codes.describe(12) == "12 bytes"
-
-
-def test_a_store_error_names_operation_code_and_remedy_and_survives_pickling() -> None:
-    error = StoreError("setup", -600, "do this")
-    assert str(error) == "Mooncake setup failed (Mooncake code -600): do this"
-    assert str(pickle.loads(pickle.dumps(error))) == str(error)

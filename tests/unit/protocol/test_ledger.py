@@ -1,305 +1,187 @@
-"""The scheduler side's ledger: what must hold for pins, generations, reports and retries."""
+"""The scheduler side's ledger: names and numbers, pins, reports, generations, resets, figures."""
 
-import copy
 import random
 
 import pytest
 
 from kvledger.errors import ProtocolError
-from kvledger.protocol import Decline, Job, Ledger, Load, Report, Result
-from tests.support.ledgers import BLOCKS, HASHES, bad, done, store
+from kvledger.protocol import Decline, Job, Kind, Ledger, Result, Settled
+from kvledger.protocol import ledger as ledger_module
+from tests.support.ledgers import (
+    BLOCKS,
+    HASHES,
+    OTHER,
+    OTHER_BLOCKS,
+    bad,
+    done,
+    load,
+    make_ledger,
+    nothing_to_store,
+    store,
+)
 
 
-def make_ledger(*, num_ranks: int = 2, max_pinned_blocks: int = 100, max_store_attempts: int = 3) -> Ledger:
-    return Ledger(
-        num_ranks=num_ranks,
-        max_pinned_blocks=max_pinned_blocks,
-        max_store_attempts=max_store_attempts,
-        stall_timeout_s=10.0,
-        retry_backoff_s=1.0,
-    )
+def settle(ledger: Ledger, job: Job) -> Settled:
+    """The job after good reports of both ranks."""
+    ledger.apply_report(done(job, 1), 0.0)
+    return ledger.apply_report(done(job, 0), 0.0)
 
 
-class TestPins:
-    def test_released_tail_first_when_every_rank_has_reported(self):
+class TestJobs:
+    def test_and_generations_are_numbered_as_in_the_model(self):
         ledger = make_ledger()
-        ledger.begin_generation("r")
+        assert [ledger.begin_generation(r) for r in "aba"] == [1, 2, 3]
+        jobs = [store(ledger, "a", 1), load(ledger, "b"), store(ledger, "a", 3)]
+        assert [(j.job_id, j.generation) for j in jobs] == [(1, 3), (2, 2), (3, 3)]
+
+    def test_of_stores_answer_nobody(self):
+        job = store(make_ledger("r"), "r", 2)
+        assert (job.kind, job.reply_to, job.sync, job.group) == (Kind.STORE, "", False, 0)
+        assert job.hashes == tuple(HASHES[:2])
+
+    def test_share_nothing_with_the_lists_they_were_made_from(self):
+        table, names = [*BLOCKS], [*HASHES]
+        job = store(make_ledger("r"), "r", 2, blocks=table, hashes=names)
+        table[0] = 99
+        names[0] = b"other"
+        assert (job.block_ids[0], job.hashes[0]) == (10, HASHES[0])
+
+
+class TestReports:
+    def test_of_every_rank_settle_the_job_and_release_its_blocks_tail_first(self):
+        ledger = make_ledger("r", num_ranks=2)
         job = store(ledger, "r", 3)
 
         assert ledger.apply_report(done(job, 1), 0.0) is None
         assert ledger.snapshot().pins.blocks == 3
         settled = ledger.apply_report(done(job, 0), 0.0)
 
-        assert settled is not None
-        assert settled.released == (12, 11, 10)
         assert ledger.snapshot().pins.blocks == 0
+        assert (settled.job, settled.request_id, settled.result) == (job, "r", Result.DONE)
+        assert (settled.released, settled.bad, settled.tainted, settled.current) == ((12, 11, 10), (), (), True)
 
-    def test_kept_when_the_generation_ends_before_the_reports(self):
-        ledger = make_ledger()
-        ledger.begin_generation("r")
+    def test_are_owed_and_the_pins_stay_although_the_generation_has_ended(self):
+        ledger = make_ledger("r", num_ranks=2)
         job = store(ledger, "r", 2)
         ledger.end_generation("r")
+        for rank in (0, 1):
+            assert ledger.snapshot().pins.blocks == 2
+            assert ledger.has_open_jobs()
+            settled = ledger.apply_report(done(job, rank), 0.0)
 
-        assert ledger.snapshot().pins.blocks == 2
-        assert ledger.has_open_jobs()
-        ledger.apply_report(done(job, 0), 0.0)
-        settled = ledger.apply_report(done(job, 1), 0.0)
-
-        assert settled is not None
-        assert not settled.current
-        assert settled.released == (11, 10)
+        assert (settled.released, settled.current) == ((11, 10), False)
 
     @pytest.mark.parametrize("result", [r for r in Result if r is not Result.DONE])
-    def test_released_whatever_the_result(self, result):
-        ledger = make_ledger(num_ranks=1)
-        ledger.begin_generation("r")
-        job = store(ledger, "r", 2)
+    def test_release_the_blocks_whatever_the_result(self, result):
+        ledger = make_ledger("r")
+        settled = ledger.apply_report(bad(store(ledger, "r", 2), 0, result), 0.0)
 
-        settled = ledger.apply_report(bad(job, 0, result), 0.0)
-
-        assert settled is not None
         assert settled.released == (11, 10)
         assert not ledger.has_open_jobs()
 
-    def test_only_the_new_blocks_of_a_step_are_pinned(self):
-        ledger = make_ledger()
-        ledger.begin_generation("r")
-        store(ledger, "r", 3)
-
-        job = store(ledger, "r", 5)
-
-        assert job.block_ids == (13, 14)
-
-    def test_budget_makes_blocks_wait_in_the_tracker(self):
-        ledger = make_ledger(num_ranks=1, max_pinned_blocks=2)
-        ledger.begin_generation("r")
-        first = store(ledger, "r", 5)
-        assert first.block_ids == (10, 11)
-        assert ledger.emit_store("r", 5, BLOCKS, HASHES, now=0.0) is None
-        assert ledger.snapshot().declined[Decline.BUDGET.value] == 2
-
-        ledger.apply_report(done(first, 0), 0.0)
-
-        assert store(ledger, "r", 5).block_ids == (12, 13)
-
-    def test_a_block_shared_by_two_requests_is_not_stored_twice(self):
-        ledger = make_ledger()
-        ledger.begin_generation("a")
-        ledger.begin_generation("b")
-        store(ledger, "a", 3)
-
-        assert store(ledger, "b", 5).block_ids == (13, 14)
-
-    def test_a_block_left_to_another_job_is_stored_after_that_job_failed(self):
-        ledger = make_ledger(num_ranks=1)
-        ledger.begin_generation("a")
-        ledger.begin_generation("b")
-        first = store(ledger, "a", 1)
-        assert ledger.emit_store("b", 1, BLOCKS, HASHES, now=0.0) is None
-        ledger.end_generation("a")
-        ledger.apply_report(bad(first, 0, Result.DROPPED), 0.5)
-
-        assert store(ledger, "b", 1, now=2.0).block_ids == (10,)
-
-
-class TestReports:
-    def test_every_refusal_leaves_the_ledger_as_it_was(self):
-        ledger = make_ledger()
-        ledger.begin_generation("r")
-        job = store(ledger, "r", 2)
-        settled = store(ledger, "r", 3)
-        for rank in (0, 1):
-            ledger.apply_report(done(settled, rank), 0.0)
-        ledger.apply_report(done(job, 0), 0.0)
-        wrong = {
-            "second report": done(job, 0),
-            "already reported": done(settled, 0),
-            "never emitted": Report(job_id=99, rank=0, result=Result.DONE),
-            "unknown rank": done(job, 2),
-            "outside the job": bad(job, 1, Result.FAILED, 2),
-            "without a bad position": Report(job_id=job.job_id, rank=1, result=Result.FAILED),
-            "with bad positions": bad(job, 1, Result.DONE, 0),
-        }
-
-        for message, report in wrong.items():
-            before = ledger.snapshot()
-            with pytest.raises(ProtocolError, match=message):
-                ledger.apply_report(report, 1.0)
-            assert ledger.snapshot() == before
-
-        assert ledger.apply_report(done(job, 1), 1.0) is not None
-
-    def test_worst_rank_decides_and_bad_blocks_are_the_union(self):
-        ledger = make_ledger()
-        ledger.begin_generation("r")
+    def test_of_the_worst_rank_decide_and_the_bad_blocks_are_the_union(self):
+        ledger = make_ledger("r", num_ranks=2)
         job = store(ledger, "r", 3)
         ledger.apply_report(bad(job, 0, Result.FAILED, 2), 0.0)
-
         settled = ledger.apply_report(bad(job, 1, Result.REFUSED, 1), 0.0)
-
-        assert settled is not None
         assert (settled.result, settled.bad) == (Result.FAILED, (1, 2))
+
+    def test_of_settled_jobs_are_told_from_those_of_strangers_for_a_while(self, monkeypatch):
+        monkeypatch.setattr(ledger_module, "RETIRED_REMEMBERED", 2)
+        ledger = make_ledger("r")
+        jobs = [store(ledger, "r", i + 1) for i in range(3)]
+        for job in jobs:
+            ledger.apply_report(done(job), 0.0)
+
+        for job, why in zip(jobs, ("never emitted, or long ago", "already reported", "already reported"), strict=True):
+            with pytest.raises(ProtocolError, match=why):
+                ledger.apply_report(done(job), 0.0)
 
 
 class TestGenerations:
-    def test_late_result_of_an_older_generation_changes_no_newer_tracker(self):
-        ledger = make_ledger(num_ranks=1)
-        ledger.begin_generation("r")
+    def test_can_be_asked_for(self):
+        ledger = make_ledger("a", "b")
+        assert (ledger.generation("a"), ledger.generation("b"), ledger.generation("x")) == (1, 2, None)
+        ledger.end_generation("a")
+        assert (ledger.generation("a"), ledger.generation("b")) == (None, 2)
+
+    def test_are_not_changed_by_late_results_of_older_ones(self):
+        ledger = make_ledger("r")
         old = store(ledger, "r", 2)
         ledger.begin_generation("r")
-        new = store(ledger, "r", 4, blocks=[20, 21, 22, 23], hashes=HASHES[4:8])
+        new = store(ledger, "r", 4, **OTHER)
 
-        ledger.apply_report(bad(old, 0, Result.FAILED), 0.0)
+        assert not ledger.apply_report(bad(old, 0, Result.FAILED), 0.0).current
 
-        assert ledger.snapshot().retries == 0
-        settled = ledger.apply_report(done(new, 0), 5.0)
-        assert settled is not None
-        assert settled.current
+        assert ledger.progress("r") == (4, ())
+        assert ledger.apply_report(done(new), 5.0).current
 
-    def test_generation_numbers_are_never_repeated(self):
+
+class TestReset:
+    def test_begins_an_epoch_that_new_jobs_carry(self):
+        ledger = make_ledger("r")
+        assert (ledger.epoch, store(ledger, "r", 1).epoch) == ("", "")
+        ledger.reset("e1")
+        ledger.begin_generation("r")
+        assert (ledger.epoch, store(ledger, "r", 2, **OTHER).epoch) == ("e1", "e1")
+
+    def test_what_was_stored_before_it_is_stored_again(self):
+        ledger = make_ledger("r")
+        ledger.apply_report(done(store(ledger, "r", 2)), 0.0)
+        ledger.reset("e1")
+        ledger.begin_generation("r")
+        assert store(ledger, "r", 2).block_ids == (10, 11)
+
+    @pytest.mark.parametrize(("before", "after"), [("e1", "e2"), ("e2", "e1")])
+    @pytest.mark.parametrize("make", [lambda ledger: store(ledger, "r", 2), lambda ledger: load(ledger, "r")])
+    def test_what_is_stored_or_loaded_across_it_is_stored_again(self, make, before, after):
         ledger = make_ledger()
-        numbers = [ledger.begin_generation("r") for _ in range(3)]
-        assert numbers == sorted(set(numbers))
-
-
-class TestRetry:
-    def test_failed_blocks_are_issued_again_after_the_backoff_while_the_generation_lives(self):
-        ledger = make_ledger(num_ranks=1)
+        ledger.reset(before)
         ledger.begin_generation("r")
-        job = store(ledger, "r", 3)
-        ledger.apply_report(bad(job, 0, Result.FAILED, 1), 10.0)
+        job = make(ledger)
+        ledger.reset(after)
+        ledger.apply_report(done(job), 0.0)
+        ledger.begin_generation("s")
+        assert store(ledger, "s", 2).block_ids == (10, 11)
 
-        assert not ledger.wants_store("r", 3, 10.5)
-        assert ledger.wants_store("r", 3, 11.0)
-        assert store(ledger, "r", 3, now=11.0).block_ids == (11,)
+    def test_ends_every_generation_but_those_that_load(self):
+        ledger = make_ledger("idle", "loading", "loaded")
+        load(ledger, "loading")
+        ledger.apply_report(done(load(ledger, "loaded", **OTHER)), 0.0)
+        assert ledger.reset("e1") == {"loading"}
+        assert [ledger.generation(r) for r in ("idle", "loading", "loaded")] == [None, 2, None]
 
-    def test_pressure_with_nothing_to_issue_keeps_its_probe_and_moves_the_frontier(self):
-        ledger = make_ledger(num_ranks=1)
-        for r in "ab":
-            ledger.begin_generation(r)
-        first = store(ledger, "a", 1)
-        ledger.apply_report(bad(store(ledger, "a", 2), 0, Result.REFUSED), 0.0)
-
-        assert ledger.emit_store("b", 1, BLOCKS, HASHES, now=1.5) is None  # another open job stores this block
-        assert ledger.progress("b") == (1, (0,))
-        ledger.apply_report(done(first, 0), 1.6)
-        ledger.apply_report(bad(store(ledger, "a", 2, now=1.7), 0, Result.REFUSED), 1.8)
-        assert ledger.emit_store("b", 1, BLOCKS, HASHES, now=9.0) is None  # stored by now
-        assert ledger.progress("b") == (1, ())
-        assert store(ledger, "a", 2, now=9.0).block_ids == (11,)  # the probe is still there
-
-    def test_given_up_after_the_configured_attempts(self):
-        ledger = make_ledger(num_ranks=1, max_store_attempts=2)
-        ledger.begin_generation("r")
-        for now in (0.0, 100.0):
-            ledger.apply_report(bad(store(ledger, "r", 1, now=now), 0, Result.REFUSED), now)
-
-        assert not ledger.wants_store("r", 1, 1000.0)
-        assert ledger.snapshot().declined[Decline.ATTEMPTS.value] == 1
-
-    def test_pressure_holds_back_everyone_then_lets_one_probe_through(self):
-        ledger = make_ledger(num_ranks=1)
-        for r in "ab":
-            ledger.begin_generation(r)
-        ledger.apply_report(bad(store(ledger, "a", 1), 0, Result.REFUSED), 0.0)
-        b_blocks, b_hashes = [20, 21], HASHES[4:6]
-
-        assert ledger.emit_store("b", 2, b_blocks, b_hashes, now=0.5) is None
-        probe = ledger.emit_store("b", 1, b_blocks, b_hashes, now=1.5)
-        assert probe is not None
-        assert ledger.emit_store("b", 2, b_blocks, b_hashes, now=1.6) is None
-        ledger.apply_report(done(probe, 0), 1.7)
-        assert ledger.emit_store("b", 2, b_blocks, b_hashes, now=1.8) is not None
-
-
-class TestLoads:
-    def load(self, ledger: Ledger, request: str, *, sync: bool = False) -> Job:
-        return ledger.emit_load(request, BLOCKS[:2], HASHES[:2], sync=sync, now=0.0)
-
-    def test_nothing_is_stored_while_a_load_is_pending(self):
-        ledger = make_ledger(num_ranks=1)
-        ledger.begin_generation("r")
-        job = self.load(ledger, "r")
-
-        assert ledger.emit_store("r", 4, BLOCKS, HASHES, now=0.0) is None
-        ledger.apply_report(done(job, 0), 0.0)
-
-        assert store(ledger, "r", 4).block_ids == (12, 13)
-
-    def test_recomputed_blocks_of_a_failed_async_load_are_stored_and_those_that_arrived_are_not(self):
-        ledger = make_ledger(num_ranks=1)
-        ledger.begin_generation("r")
-        job = self.load(ledger, "r")
-        ledger.apply_report(bad(job, 0, Result.FAILED, 1), 0.0)
-
-        assert ledger.load_state("r") is Load.FAILED
-        assert store(ledger, "r", 2).block_ids == (11,)
-
-    def test_refused_load_uses_up_no_job_id(self):
-        ledger = make_ledger(num_ranks=1)
-        ledger.begin_generation("r")
-        job = self.load(ledger, "r")
-        with pytest.raises(ProtocolError, match="pending"):
-            self.load(ledger, "r")
-
-        ledger.begin_generation("r")
-        assert self.load(ledger, "r").job_id == job.job_id + 1
-
-    def test_failed_sync_load_taints_its_generation_and_whoever_shares_the_blocks(self):
-        ledger = make_ledger(num_ranks=1)
-        for r in ("loader", "sharer", "stranger"):
-            ledger.begin_generation(r)
-        job = self.load(ledger, "loader", sync=True)
-        assert ledger.emit_store("sharer", 4, BLOCKS, HASHES, now=0.0) is None
-        stranger = [30, 31], [b"x" * 8, b"y" * 8]
-        assert ledger.emit_store("stranger", 2, *stranger, now=0.0) is not None
-
-        ledger.apply_report(bad(job, 0, Result.FAILED, 0), 0.0)
-
-        assert ledger.load_state("loader") is Load.TAINTED
-        assert ledger.load_state("sharer") is Load.TAINTED
-        assert not ledger.wants_store("sharer", 8, 100.0)
-
-    def test_sharer_stores_after_the_sync_load_has_arrived(self):
-        ledger = make_ledger(num_ranks=1)
-        ledger.begin_generation("loader")
-        ledger.begin_generation("sharer")
-        job = self.load(ledger, "loader", sync=True)
-        ledger.emit_store("sharer", 4, BLOCKS, HASHES, now=0.0)
-
-        ledger.apply_report(done(job, 0), 0.0)
-
-        assert store(ledger, "sharer", 4).block_ids == (12, 13)
-
-    def test_generation_that_loads_across_a_reset_stores_nothing(self):
-        ledger = make_ledger(num_ranks=1)
-        ledger.begin_generation("r")
-        job = self.load(ledger, "r")
-
+    def test_a_second_one_while_the_load_is_still_out_answers_the_same(self):
+        """Its generation stores nothing, also once the load has ended; the next one does."""
+        ledger = make_ledger("r")
+        job = load(ledger, "r")
         assert ledger.reset("e1") == {"r"}
-        ledger.apply_report(done(job, 0), 0.0)
+        assert ledger.reset("e2") == {"r"}
+        ledger.apply_report(done(job), 0.0)
 
-        assert ledger.emit_store("r", 4, BLOCKS, HASHES, now=0.0) is None
+        assert nothing_to_store(ledger, "r", 4)
+        assert ledger.generation("r") == 1
+        assert ledger.reset("e3") == set()
         ledger.begin_generation("r")
-        assert store(ledger, "r", 1).epoch == "e1"
+        assert store(ledger, "r", 1).epoch == "e3"
 
 
-class TestPendingFrees:
-    def test_true_only_while_a_block_hangs_on_nothing_but_pins_and_reports_may_come(self):
-        ledger = make_ledger(num_ranks=1)
-        ledger.begin_generation("r")
-        references = dict.fromkeys(BLOCKS, 0)
-        assert not ledger.has_pending_frees(references.__getitem__, 0.0)
-        job = store(ledger, "r", 2, now=100.0)
-        references[10] = references[11] = 2  # the request's and ours
-        assert not ledger.has_pending_frees(references.__getitem__, 100.0)
+def test_figures_count_everything_by_its_name():
+    ledger = make_ledger("r", "loading", "idle")
+    for i, result in enumerate((Result.FAILED, Result.FAILED, Result.DONE)):
+        job = store(ledger, "r", 2 * i + 2, now=100.0 * i)
+        ledger.apply_report(done(job) if result is Result.DONE else bad(job, 0, result, 0), 100.0 * i)
+    ledger.apply_report(done(load(ledger, "idle", **OTHER)), 0.0)
+    load(ledger, "loading")
+    store(ledger, "r", len(BLOCKS), now=300.0)
 
-        references[11] = 1  # preempted: only ours is left
+    figures = ledger.snapshot()
 
-        assert ledger.has_pending_frees(references.__getitem__, 109.0)
-        assert not ledger.has_pending_frees(references.__getitem__, 111.0)
-        ledger.apply_report(done(job, 0), 112.0)
-        assert not ledger.has_pending_frees(references.__getitem__, 112.0)
+    assert (figures.open_jobs, figures.generations, figures.loads_in_flight) == (2, 3, 1)
+    zero = {"done": 0, "refused": 0, "failed": 0, "dropped": 0, "indeterminate": 0}
+    assert figures.settled == {"store": {**zero, "done": 1, "failed": 2}, "load": {**zero, "done": 1}}
+    assert set(figures.declined) == {d.value for d in Decline}
+    assert (figures.pins.blocks, figures.pins.jobs, figures.retries) == (2, 1, 0)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -339,11 +221,39 @@ def test_counts_agree_with_a_naive_twin_on_random_runs(seed):
         assert ledger.has_open_jobs() == bool(owed)
 
 
-def test_jobs_share_nothing_with_the_lists_they_were_made_from():
-    ledger = make_ledger()
+def test_pending_frees_are_of_blocks_that_hang_on_nothing_but_our_pins():
+    ledger = make_ledger("r")
+    references = dict.fromkeys([*BLOCKS, *OTHER_BLOCKS], 0)
+    assert not ledger.has_pending_frees(references.__getitem__, 0.0)
+    load(ledger, "r", **OTHER)
+    assert not ledger.has_pending_frees(references.__getitem__, 0.0)
     ledger.begin_generation("r")
-    table, names = copy.copy(BLOCKS), copy.copy(HASHES)
-    job = store(ledger, "r", 2, blocks=table, hashes=names)
-    table[0] = 99
-    names[0] = b"other"
-    assert (job.block_ids[0], job.hashes[0]) == (10, HASHES[0])
+    job = store(ledger, "r", 2)
+    references[10] = references[11] = 2  # the request's and ours
+    assert not ledger.has_pending_frees(references.__getitem__, 0.0)
+    references[11] = 1  # preempted: only ours is left
+    assert ledger.has_pending_frees(references.__getitem__, 0.0)
+    ledger.apply_report(done(job), 0.0)
+    assert not ledger.has_pending_frees(references.__getitem__, 0.0)
+
+
+STALLS = {
+    "nothing else happens": (lambda ledger, job: None, 100.0),
+    "a rank reports": (lambda ledger, job: ledger.apply_report(done(job), 109.0), 109.0),
+    "a rank fails": (lambda ledger, job: ledger.apply_report(bad(job, 0, Result.FAILED), 109.0), 109.0),
+    "more is pinned": (lambda ledger, job: store(ledger, "r", 2, now=109.0), 100.0),
+    "a load begins": (lambda ledger, job: load(ledger, "s", now=109.0, **OTHER), 100.0),
+    "a load ends": (lambda ledger, job: ledger.apply_report(done(load(ledger, "s", **OTHER)), 109.0), 100.0),
+    "a new busy period": (lambda ledger, job: (settle(ledger, job), store(ledger, "r", 2, now=200.0)), 200.0),
+}
+"""What happens after the first pins at 100 s, and since when a stall is counted then."""
+
+
+@pytest.mark.parametrize("what", STALLS)
+def test_vllm_waits_for_frees_no_longer_than_the_stall_timeout_without_a_store_report(what):
+    happens, since = STALLS[what]
+    ledger = make_ledger("r", "s", num_ranks=2)
+    happens(ledger, store(ledger, "r", 1, now=100.0))
+    ours = dict(ledger._pins.blocks()).__getitem__
+    assert ledger.has_pending_frees(ours, since + 10.0)
+    assert not ledger.has_pending_frees(ours, since + 10.1)

@@ -6,6 +6,7 @@ from kvledger.protocol import Decline, Kind, Load, Result
 from tests.support.ledgers import (
     BLOCKS,
     HASHES,
+    OTHER,
     OTHER_BLOCKS,
     OTHER_HASHES,
     bad,
@@ -17,15 +18,11 @@ from tests.support.ledgers import (
 )
 
 
-def test_an_asynchronous_load_names_the_request_that_waits_for_it():
-    job = load(make_ledger("r"), "r")
-    assert (job.kind, job.reply_to, job.sync, job.generation) == (Kind.LOAD, "r", False, 1)
+@pytest.mark.parametrize(("sync", "reply_to"), [(False, "r"), (True, "")])
+def test_an_asynchronous_load_names_the_request_that_waits_for_it_a_synchronous_one_nobody(sync, reply_to):
+    job = load(make_ledger("r"), "r", sync=sync)
+    assert (job.kind, job.reply_to, job.sync, job.generation) == (Kind.LOAD, reply_to, sync, 1)
     assert (job.block_ids, job.hashes) == (tuple(BLOCKS[:2]), tuple(HASHES[:2]))
-
-
-def test_a_synchronous_load_answers_nobody():
-    job = load(make_ledger("r"), "r", sync=True)
-    assert (job.reply_to, job.sync) == ("", True)
 
 
 def test_the_open_load_is_the_one_of_the_current_generation_until_it_is_settled():
@@ -56,7 +53,7 @@ def test_loads_in_flight_are_loads():
     store(ledger, "a", 1)
     store(ledger, "a", 2)
     assert ledger.loads_in_flight() == 0
-    job = load(ledger, "b", blocks=OTHER_BLOCKS[:2], hashes=OTHER_HASHES[:2])
+    job = load(ledger, "b", **OTHER)
     assert ledger.loads_in_flight() == 1
     ledger.apply_report(done(job), 0.0)
     assert ledger.loads_in_flight() == 0
@@ -74,7 +71,7 @@ def test_a_load_that_arrived_says_so_and_releases_and_taints_nothing(sync):
     assert (settled.released, settled.tainted, settled.current) == ((), (), True)
 
 
-def test_a_failed_asynchronous_load_taints_nobody():
+def test_a_failed_asynchronous_load_taints_nobody_and_what_is_recomputed_is_stored():
     ledger = make_ledger("r", "sharer")
     job = load(ledger, "r")
 
@@ -82,6 +79,7 @@ def test_a_failed_asynchronous_load_taints_nobody():
 
     assert ledger.load_state("r") is Load.FAILED
     assert (settled.bad, settled.released, settled.tainted, settled.current) == ((1,), (), (), True)
+    assert store(ledger, "r", 2).block_ids == (11,)
 
 
 def test_a_failed_load_may_be_followed_by_another():
@@ -112,31 +110,20 @@ def test_what_a_load_brought_is_known_to_be_stored():
     assert ledger.snapshot().declined[Decline.KNOWN.value] == 2
 
 
-@pytest.mark.parametrize(("before", "after"), [("e1", "e2"), ("e2", "e1")])
-def test_what_a_load_brought_from_before_a_reset_is_not_known(before, after):
-    ledger = make_ledger()
-    ledger.reset(before)
-    ledger.begin_generation("r")
-    job = load(ledger, "r")
-    ledger.reset(after)
-    ledger.apply_report(done(job), 0.0)
-    ledger.begin_generation("s")
-
-    assert store(ledger, "s", 2).block_ids == (10, 11)
-
-
 class TestSynchronousLoadsThatOthersShare:
     def test_the_failed_load_names_everyone_who_rests_on_it_once(self):
         ledger = make_ledger("loader", "sharer", "stranger")
         job = load(ledger, "loader", sync=True)
         for request in ("loader", "sharer"):
             assert nothing_to_store(ledger, request, 4)
-        store(ledger, "stranger", 1, blocks=OTHER_BLOCKS, hashes=OTHER_HASHES)
+        store(ledger, "stranger", 1, **OTHER)
 
         settled = ledger.apply_report(bad(job, 0, Result.FAILED, 1), 0.0)
 
         assert sorted(settled.tainted) == ["loader", "sharer"]
-        assert ledger.load_state("stranger") is Load.NONE
+        states = [ledger.load_state(r) for r in ("loader", "sharer", "stranger")]
+        assert states == [Load.TAINTED, Load.TAINTED, Load.NONE]
+        assert not ledger.wants_store("sharer", 8, 100.0)
 
     def test_a_loader_that_is_gone_is_not_named(self):
         ledger = make_ledger("loader", "sharer")
@@ -159,27 +146,24 @@ class TestSynchronousLoadsThatOthersShare:
         ledger = make_ledger("one", "two", "sharer")
         first = load(ledger, "one", sync=True)
         second = load(ledger, "two", sync=True, blocks=OTHER_BLOCKS[:2], hashes=OTHER_HASHES[:2])
-        table, hashes = [*BLOCKS[:2], *OTHER_BLOCKS], [*HASHES[:2], *OTHER_HASHES]
-        assert nothing_to_store(ledger, "sharer", 6, blocks=table, hashes=hashes)
+        both = {"blocks": [*BLOCKS[:2], *OTHER_BLOCKS], "hashes": [*HASHES[:2], *OTHER_HASHES]}
+        for job in (first, second):
+            assert nothing_to_store(ledger, "sharer", 6, **both)
+            ledger.apply_report(done(job), 0.0)
 
-        ledger.apply_report(done(first), 0.0)
-        assert nothing_to_store(ledger, "sharer", 6, blocks=table, hashes=hashes)
-        ledger.apply_report(done(second), 0.0)
-
-        assert store(ledger, "sharer", 6, blocks=table, hashes=hashes).block_ids == (22, 23)
+        assert store(ledger, "sharer", 6, **both).block_ids == (22, 23)
 
     @pytest.mark.parametrize("open_one", ["older", "younger"])
     def test_one_load_that_arrives_leaves_the_targets_of_another_known(self, open_one):
         ledger = make_ledger("one", "two", "late")
-        open_blocks = {"blocks": OTHER_BLOCKS[:2], "hashes": OTHER_HASHES[:2]}
         if open_one == "older":
-            load(ledger, "two", sync=True, **open_blocks)
+            load(ledger, "two", sync=True, **OTHER)
         arriving = load(ledger, "one", sync=True)
         if open_one == "younger":
-            load(ledger, "two", sync=True, **open_blocks)
+            load(ledger, "two", sync=True, **OTHER)
         ledger.apply_report(done(arriving), 0.0)
 
-        assert nothing_to_store(ledger, "late", 4, blocks=OTHER_BLOCKS, hashes=OTHER_HASHES)
+        assert nothing_to_store(ledger, "late", 4, **OTHER)
 
     def test_whoever_is_scheduled_meanwhile_is_asked_even_without_new_blocks(self):
         ledger = make_ledger("loader", "other")

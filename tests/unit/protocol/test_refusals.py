@@ -4,14 +4,14 @@ The texts are stated in full: whoever reads one in a log has nothing else.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from kvledger.errors import ProtocolError
-from kvledger.protocol import Job, Kind, Ledger, PinTable, RankLedger, Report, Result
-from tests.support.ledgers import BLOCKS, HASHES, bad, done, load, make_ledger, store
+from kvledger.protocol import Ledger, PinTable, Report, Result
+from tests.support.ledgers import BLOCKS, HASHES, bad, done, load, make_job, make_ledger, make_rank, store
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,6 @@ class Refusal:
         where += [] if self.rank is None else [f"rank {self.rank}"]
         assert str(error) == f"{self.says} ({', '.join(where)})"
         assert target.snapshot() == before
-
-
-def make_job(job_id: int, kind: Kind = Kind.STORE, **fields: Any) -> Job:
-    return replace(Job(job_id=job_id, kind=kind, generation=1, block_ids=(1, 2), hashes=(b"a", b"b")), **fields)
 
 
 @pytest.mark.parametrize(("blocks", "hashes"), [((), ()), ((1, 2), (b"a",)), ((1,), (b"a", b"b"))])
@@ -158,9 +154,7 @@ RANK = {
 
 @pytest.mark.parametrize("case", RANK)
 def test_a_rank_refuses(case):
-    rank = RankLedger(rank=3, stuck_after_s=10.0, quarantine_s=100.0)
-    rank.accept(make_job(1))
-    rank.start(Kind.STORE, 0.0)
+    rank = make_rank(1, running=True)
     rank.drop(make_job(2))
     rank.accept(make_job(4))
     RANK[case].check(rank)
