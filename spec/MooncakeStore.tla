@@ -62,7 +62,7 @@ Wr(b, h, part) == {<<b, IF part THEN Part ELSE h>>}
 Rd(T, p, n) == {<<T[x], p[x]>> : x \in 1..n}
 
 (* ACTION  Compute(r, b, part)            WHO core, then kvledger's scheduler side
-   CODE    schedule(): a RUNNING request gets a chunk; build_connector_meta -> scheduler.build_meta
+   CODE    schedule(): a RUNNING request gets a chunk; build_connector_meta -> side.build_step
    The next block of r is computed: b is the block it has there, or a free one.  A full block enters the
    prefix cache at once (before it is computed, as in vLLM).
    SIMPLIFIED a chunk is one block, whole or in part; which free block is taken is not determined.   *)
@@ -85,7 +85,7 @@ Admit(r, st) == rst' = [rst EXCEPT ![r] = st] /\ rgen' = [rgen EXCEPT ![r] = Fre
 
 (* ACTION  AdmitCompute(r, b, part)       WHO core, then kvledger's scheduler side
    CODE    schedule(): get_num_new_matched_tokens, allocate_slots, update_state_after_alloc(.., 0),
-           build_connector_meta -> scheduler.match, ledger.begin_generation, scheduler.build_meta
+           build_connector_meta -> hits.match, side.admitted, ledger.begin_generation, side.build_step
    A waiting request runs, without a load: no external hit, or core did not accept it.
    SIMPLIFIED core may accept any number of the blocks offered: here none, or n in AdmitLoad.         *)
 AdmitCompute(r, b, part) ==
@@ -102,7 +102,7 @@ AdmitCompute(r, b, part) ==
 
 (* ACTION  AdmitLoad(r, n)                WHO core, then kvledger's scheduler side
    CODE    schedule(): get_num_new_matched_tokens -> (n, async), update_state_after_alloc(.., n), build_connector_meta
-           -> scheduler.match, ledger.begin_generation, ledger.emit_load
+           -> hits.match, ledger.begin_generation, ledger.emit_load
    Core accepts n of the blocks found in the store; r waits (WAITING_FOR_REMOTE_KVS) with free blocks f as targets.
    They are r's alone, not hashed, and r is not preemptible, until every rank has reported (G1).                   *)
 AdmitLoad(r, n) ==

@@ -12,7 +12,7 @@ from kvledger.errors import ConfigError
 from kvledger.keys import KeySpace
 from kvledger.mooncake.client import MooncakeClient
 from kvledger.mooncake.embedded import running_embedded
-from kvledger.protocol import Kind, Ledger, Report, Result, StepPlan
+from kvledger.protocol import Kind, Ledger, PinTable, Report, Result, StepPlan
 from kvledger.worker.rank_side import RankSide
 from tests.support.ranks import BLOCKS, LAYERS, Rank, job, same_block
 

@@ -2,7 +2,8 @@
 
 What may live here: the scheduler-side actions of the model, under their names. No clock (`now` is an argument), no
 vLLM object (the adapter passes ids in and takes jobs and released blocks out).
-Spec actions: `BeginGeneration`, `EndGeneration`, `EmitLoad`, `EmitStore`, `ApplyReport`, `Reset`.
+Spec: `BeginGeneration`, `EndGeneration`, `EmitLoad`, `EmitStore`, `ApplyReport`, `Reset`. Variables: `led` and `job` are
+`OpenJob` (settled ones are forgotten), `trk` is `Tracker`, `nohit` the failed hits, `known` is `KnownHashes`.
 Invariants: job ids only grow; a job is settled exactly when every rank has reported once; its pins are released then
 and only then; a result of an older generation changes no tracker.
 """
@@ -171,7 +172,7 @@ class Ledger:
         return job
 
     def wants_store(self, request_id: str, storable: int, now: float) -> bool:
-        """Whether `emit_store` could have work: cheap, so that a decode step costs nothing.
+        """Whether `EmitStore` could have work: cheap, so that a decode step costs nothing.
 
         `storable` counts the request's leading blocks whose KV is complete after this step.
         """
@@ -299,6 +300,8 @@ class Ledger:
     def apply_report(self, report: Report, now: float) -> Settled | None:
         """`ApplyReport`: note one rank's report; the settled job once every rank has reported, else None.
 
+        Ranks are a set, never a count: two reports of one rank (`ReplayReport`) must not stand for two ranks.
+
         Raises:
             ProtocolError: unknown or settled job, unknown rank, second report of a rank, or a position outside the
                 job. Nothing has changed then.
@@ -335,6 +338,21 @@ class Ledger:
         return entry
 
     def _settle(self, entry: OpenJob, now: float) -> Settled:
+        """The job is over: its pins are released, and what it means for its request is noted if that is still the same.
+
+        The ABA race, which this prevents (vLLM #52360; models `no-pins`, `late-report-to-new-job`, `count-per-request`):
+          1. Request "r" is scheduled; job 1 pins block 7 and is told to the ranks.
+          2. The store is slow. "r" is preempted: core frees its blocks. Block 7 stays, for the pin is a reference.
+          3. "r" is resumed, or another request comes under the same id: generation 2, with other blocks, and job 2.
+          4. Rank 0 reports job 1. A ledger by request id would see "a store of r is done" and could take it for job 2's.
+          5. It would release job 2's blocks, while ranks still read them.
+          6. Core gives such a block to a request with other tokens, and the next forward writes there.
+          7. The transfer of job 2 reads the new bytes, and stores them under the hash of the old ones.
+          8. Everybody who hits that key from now on reads another request's KV. Nothing heals it.
+        So a job is found by its id, which never comes again; its pins are its own; and its result reaches a tracker only
+        if the generation is the one that emitted it. An older generation's result releases, and does nothing else.
+        Dropping it altogether would be simpler and would leak: nobody else gives back what job 1 holds.
+        """
         job = entry.job
         del self._open[job.job_id]
         self._retired[job.job_id] = None
@@ -376,6 +394,7 @@ class Ledger:
                 self._retry_later(current, entry.indices[p], now)
 
     def _retry_later(self, tracker: Tracker, index: int, now: float) -> None:
+        """`AfterReports`: the block is issued again while the generation owns it, a bounded number of times."""
         tracker.attempts[index] = tracker.attempts.get(index, 0) + 1
         if tracker.attempts[index] < self._max_store_attempts:
             tracker.retry[index] = now + self._retry_backoff_s
@@ -383,7 +402,11 @@ class Ledger:
             self._declined[Decline.ATTEMPTS] += 1
 
     def _load_settled(self, entry: OpenJob, current: Tracker | None) -> tuple[str, ...]:
-        """Settle a load; the requests that rest on it although it failed (synchronous loads)."""
+        """`LoadFinished`; the requests that rest on it although it failed (synchronous loads).
+
+        vLLM indexes the targets of a synchronous load before they are filled, so others may share them in the same step
+        and compute on them; tainting only the request that loads would let a sharer store what it computed on garbage.
+        """
         job, ok = entry.job, not entry.bad
         if current is not None:
             current.move_load("Loaded" if ok else "Taint" if job.sync else "LoadFailed")
@@ -404,13 +427,15 @@ class Ledger:
     # -- questions ---------------------------------------------------------
 
     def has_open_jobs(self) -> bool:
-        """Whether some rank still owes a report (vLLM hook `has_pending_push_work`)."""
+        """`HasPendingPushWork`: whether some rank still owes a report (vLLM hook `has_pending_push_work`)."""
         return bool(self._open)
 
     def has_pending_frees(self, ref_count: Callable[[int], int], now: float) -> bool:
-        """Whether reports still to come free at least one block (vLLM hook `has_pending_block_frees`).
+        """`HasPendingBlockFrees`: whether reports still to come free a block (vLLM hook `has_pending_block_frees`).
 
-        False once nothing has been reported for `stall_timeout_s`: then vLLM preempts as it would without us.
+        Only a block with no other reference counts: one that a request owns too is not freed by our report, and core
+        would wait for nothing. False once nothing has been reported for `stall_timeout_s` (`StallTimeout`): then vLLM
+        preempts as it would without us.
         `ref_count(block_id)` is the block pool's count.
         """
         if now - self._progress_at > self._stall_timeout_s:
@@ -434,7 +459,7 @@ class Ledger:
         return self._epoch
 
     def forget_known(self, hashes: Sequence[bytes]) -> None:
-        """A lookup did not find these: store them again when they come by."""
+        """`Relearned`: a lookup did not find these; store them again when they come by."""
         self._known.discard(hashes)
 
     def reset(self, epoch: str) -> set[str]:

@@ -31,7 +31,7 @@ class PinTable:
         self._peak = 0
 
     def fits(self, chosen: int, block_id: int) -> bool:
-        """Whether `block_id` may be pinned on top of `chosen` blocks that are about to be pinned."""
+        """`WithinBudget`: whether `block_id` may be pinned on top of `chosen` blocks that are about to be pinned."""
         return block_id in self._count or len(self._count) + chosen < self._max_blocks
 
     @property
@@ -40,7 +40,7 @@ class PinTable:
         return len(self._count) >= self._max_blocks
 
     def pin(self, job_id: int, block_ids: tuple[int, ...]) -> None:
-        """Note one reference per block.
+        """`Pins` of a store job: note one reference per block.
 
         Raises:
             ProtocolError: the job already holds pins, names a block twice, or would exceed the budget.
@@ -62,7 +62,7 @@ class PinTable:
         self._peak = max(self._peak, len(self._count))
 
     def unpin(self, job_id: int) -> tuple[int, ...]:
-        """Forget the job's pins and return its blocks tail first, the order in which vLLM frees a request.
+        """`Pins`, given back: forget the job's pins and return its blocks tail first, the order in which vLLM frees a request.
 
         Raises:
             ProtocolError: the job holds no pins.

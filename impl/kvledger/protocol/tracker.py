@@ -51,7 +51,7 @@ class Tracker:
     """Synchronous load jobs of *other* generations that this one computes on (shared prefix, same step)."""
 
     def move_load(self, action: str) -> None:
-        """Advance the load's life by the table.
+        """`LoadFinished` and its sisters: advance the load's life by the table.
 
         Raises:
             ProtocolError: the table has no such step.
@@ -63,7 +63,7 @@ class Tracker:
 
     @property
     def may_store(self) -> bool:
-        """Whether bytes of this generation are known to be right."""
+        """`Storable`, its first half: whether bytes of this generation are known to be right."""
         return self.load not in (Load.PENDING, Load.TAINTED) and not self.waits_for
 
     def due(self, now: float) -> list[int]:

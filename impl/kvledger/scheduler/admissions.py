@@ -41,7 +41,7 @@ class Admissions:
         return None if known is None else known.request
 
     def end_if_preempted(self, request_id: str) -> bool:
-        """End the admission unless it is younger than the preemption that vLLM lists."""
+        """`EndGeneration` for a preempted id: end the admission unless it is younger than the preemption that vLLM lists."""
         known = self._current.get(request_id)
         if known is None or known.preemptions >= known.request.num_preemptions:
             return False

@@ -96,13 +96,15 @@ class SchedulerSide:
         return self._pool
 
     def match(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
-        """See `Hits.match`."""
+        """`ExternalHit`, asked within an `Admit…` step or before one; see `Hits.match`."""
         return self._hits.match(request, num_computed_tokens, len(self._accepted))
 
     # -- admission ---------------------------------------------------------
 
     def admitted(self, request: "Request", block_ids: Sequence[int], num_external_tokens: int) -> None:
-        """vLLM admitted the request with `num_external_tokens` (any number up to what `match` said) to be loaded.
+        """`AdmitCompute` (no external tokens), `AdmitLoad` or `AdmitSyncLoad`: vLLM admitted the request.
+
+        `num_external_tokens` are to be loaded, any number up to what `match` said.
 
         Raises:
             ProtocolError: tokens to load without a lookup that offered them.
@@ -132,7 +134,13 @@ class SchedulerSide:
     # -- one step ----------------------------------------------------------
 
     def build_step(self, output: "SchedulerOutput") -> StepPlan:
-        """Emit this step's jobs. Called exactly once per schedule, also for empty steps."""
+        """The end of each `schedule()`: `Compute`, `AdmitCompute`, `AdmitLoad`, `AdmitSyncLoad`, `EmptyStep` (the model's
+        `BuildMeta`). Emits this step's jobs; called exactly once per schedule, also for empty steps.
+
+        Ids listed as preempted end their generation first, but only if it is older than the preemption: after a reset
+        vLLM re-admits a request in the same schedule that lists it (contract G7), and ending by id alone would end the
+        new generation.
+        """
         now = self._clock()
         self._hits.new_step()
         for request_id in output.preempted_req_ids or ():
@@ -178,7 +186,7 @@ class SchedulerSide:
         return tokens // self._plan.block_size
 
     def _storable(self, request: "Request", num_scheduled: int) -> int:
-        """Leading blocks whose KV is right once this step has run.
+        """`Storable`: leading blocks whose KV is right once this step has run.
 
         Draft tokens lie beyond `num_tokens` and never count; a block without a hash cannot be named.
         """
@@ -220,7 +228,7 @@ class SchedulerSide:
     # -- results -----------------------------------------------------------
 
     def apply_reports(self, reports: Iterable[Report]) -> None:
-        """`ApplyReport` for each report of this step."""
+        """`UpdateFromOutput`: `ApplyReport` for each report of this step."""
         now = self._clock()
         for report in reports:
             settled = self._ledger.apply_report(report, now)
@@ -259,8 +267,8 @@ class SchedulerSide:
         self.pool.free_blocks([self.pool.blocks[b] for b in block_ids])
 
     def finished(self, request: "Request") -> None:
-        """The request ended (finished, aborted, failed). Its jobs run on; a load still queued is not needed any
-        more."""
+        """`Finish` and `Abort`: the request ended. Its jobs run on, and their pins stay; a load still queued is not needed
+        any more."""
         if self._admissions.end(request):
             load = self._ledger.open_load(request.request_id)
             if load is not None:
@@ -278,12 +286,12 @@ class SchedulerSide:
     # -- questions ---------------------------------------------------------
 
     def has_pending_block_frees(self) -> bool:
-        """See `Ledger.has_pending_frees`."""
+        """`HasPendingBlockFrees`: while it holds core waits, else `PreemptForSpace`. See `Ledger.has_pending_frees`."""
         blocks = self.pool.blocks
         return self._ledger.has_pending_frees(lambda b: int(blocks[b].ref_cnt), self._clock())
 
     def has_open_jobs(self) -> bool:
-        """See `Ledger.has_open_jobs`."""
+        """`HasPendingPushWork`: while it holds core makes an `EmptyStep` even without requests."""
         return self._ledger.has_open_jobs()
 
     def reset(self) -> bool:

@@ -24,7 +24,7 @@ class Fence:
         self._event = event
 
     def wait(self, timeout_s: float) -> None:
-        """Return when everything enqueued before the fence was recorded has run.
+        """`RankForward` has happened: return when everything enqueued before the fence was recorded has run.
 
         Asks again and again instead of `synchronize`, which has no bound: a device that hangs must not keep the thread.
 

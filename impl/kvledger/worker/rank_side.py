@@ -153,7 +153,8 @@ class RankSide:
     # -- one step ----------------------------------------------------------
 
     def bind(self, plan: StepPlan) -> None:
-        """A step's jobs are told (vLLM hook `bind_connector_metadata`).
+        """A step's jobs are told (vLLM hook `bind_connector_metadata`); `RankDrop` of those of an earlier step that were
+        never submitted.
 
         Raises:
             ConfigError: the scheduler side names objects in another namespace than this rank.
@@ -213,13 +214,13 @@ class RankSide:
         return jobs
 
     def _drop_told(self) -> None:
-        """Jobs told but never submitted (a step whose hook was skipped, a forward that raised) are reported too."""
+        """`RankDrop` of jobs told but never submitted (a step whose hook was skipped, a forward that raised)."""
         for job in self._told.values():
             self._desk.drop(job)
         self._told = {}
 
     def collect(self) -> None:
-        """Take the reports that are ready, once per step (vLLM hook `get_finished` or `get_transfer_results`)."""
+        """`TakeReports`: take the reports that are ready, once per step (vLLM hook `get_finished` or `get_transfer_results`)."""
         self._given_up.update(self._desk.expire())
         self._end_late_loads()
         self._given_up &= {lane.running for lane in self._lanes.values()}

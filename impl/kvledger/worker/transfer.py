@@ -110,7 +110,10 @@ class Transfer:
         self._clock = clock
 
     def run(self, job: Job, fence: Fence) -> None:
-        """Run the job to its one exit."""
+        """From `RankStart` to `RankFinish` or `RankQuarantine`: run the job to its one exit.
+
+        The fence comes first: a store that reads before the forward has run publishes the block's former bytes.
+        """
         outcome = Outcome(set(range(len(job.block_ids))), fence)
         try:
             if job.kind is Kind.STORE or self._staging is None:
@@ -129,6 +132,11 @@ class Transfer:
         self._exit(job, outcome)
 
     def _exit(self, job: Job, outcome: Outcome) -> None:
+        """`RankFinish`; or `RankQuarantine` if bytes of KV blocks may still move.
+
+        A call that gave up is not a transfer that is over: reported now, the block would be given away under it. In
+        staged mode what may move is a slot, which is quarantined instead (`_place`), and the blocks are free.
+        """
         result, bad = outcome.close()
         if outcome.store_down:
             self._breaker.failure(self._clock())

@@ -38,11 +38,11 @@ def test_blocks_about_to_be_pinned_count():
 
 def test_figures_show_now_and_the_most_there_ever_was():
     pins = PinTable(10)
-    assert pins.snapshot() == PinSnapshot(blocks=0, blocks_max=0, jobs=0)
+    assert pins.snapshot() == PinSnapshot(blocks=0, blocks_max=0, max_blocks=10, jobs=0)
     pins.pin(1, (5, 6))
     pins.pin(2, (6, 7))
-    assert pins.snapshot() == PinSnapshot(blocks=3, blocks_max=3, jobs=2)
+    assert pins.snapshot() == PinSnapshot(blocks=3, blocks_max=3, max_blocks=10, jobs=2)
     pins.unpin(1)
     pins.unpin(2)
     pins.pin(3, (5,))
-    assert pins.snapshot() == PinSnapshot(blocks=1, blocks_max=3, jobs=1)
+    assert pins.snapshot() == PinSnapshot(blocks=1, blocks_max=3, max_blocks=10, jobs=1)
