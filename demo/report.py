@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from demo.audit import TOLERANCE
@@ -64,34 +65,26 @@ def summarize(plan: Plan, runs: Mapping[str, dict[str, Any]], findings: dict[str
     return values
 
 
-def add_counts(counts: Any) -> dict[str, int]:
-    total: dict[str, int] = {}
+def add_counts(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
     for count in counts:
-        for name, number in count.items():
-            total[str(name)] = total.get(str(name), 0) + number
+        total.update(count)
     return total
 
 
 def faults(values: Mapping[str, Any]) -> list[str]:
     """Everything that is wrong with a run; empty means that it passed."""
-    found = []
-    if not values["outputs_equal"]:
-        found.append(f"{values['outputs_different']} outputs differ from those of the engine without connector")
-    if values["requests_failed"]:
-        found.append(f"{values['requests_failed']} requests did not finish")
-    if not values["engines_idle"]:
-        found.append("an engine did not go idle")
-    if values["blocks_pinned_at_end"]:
-        found.append(f"{values['blocks_pinned_at_end']} blocks are still pinned")
-    if not values["preemptions"]:
-        found.append("no preemption happened: the pool was not small enough to show anything")
-    if values["ttft_warm_s"] is not None and not values["hit_tokens"]:
-        found.append("no token was served from the store")
-    if not values["objects_audited"] and not values["store_killed"]:
-        found.append("the store holds no object to audit")
-    if values["objects_poisoned"]:
-        found.append(f"{values['objects_poisoned']} objects in the store hold wrong bytes")
-    return found
+    checks = [
+        (not values["outputs_equal"], f"{values['outputs_different']} outputs differ from those without connector"),
+        (values["requests_failed"], f"{values['requests_failed']} requests did not finish"),
+        (not values["engines_idle"], "an engine did not go idle"),
+        (values["blocks_pinned_at_end"], f"{values['blocks_pinned_at_end']} blocks are still pinned"),
+        (not values["preemptions"], "no preemption happened: the pool was not small enough to show anything"),
+        (values["ttft_warm_s"] is not None and not values["hit_tokens"], "no token was served from the store"),
+        (not values["objects_audited"] and not values["store_killed"], "the store holds no object to audit"),
+        (values["objects_poisoned"], f"{values['objects_poisoned']} objects in the store hold wrong bytes"),
+    ]
+    return [fault for wrong, fault in checks if wrong]
 
 
 def table(values: Mapping[str, Any]) -> str:
