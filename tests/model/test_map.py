@@ -87,7 +87,7 @@ def test_what_banners_say_of_the_code_exists() -> None:
         "v1/outputs.py",
     )
     text = "".join((folder / place).read_text(encoding="utf-8") for place in places)
-    theirs = {n for banner in banners for n in re.findall(r"(?<![.\w])_?[a-z]+(?:_[a-z]+)+", banner)}
+    theirs = {n for banner in banners for n in re.findall(r"(?<![.\[\w])_?[a-z]+(?:_[a-z]+)+(?![/\w])", banner)}
     assert len(theirs) >= 10
     assert sorted(n for n in theirs if not re.search(rf"\b{n}\b", text)) == []
 
