@@ -19,7 +19,7 @@ def scripted(scenario: Scenario, rank: int) -> list[Fault]:
     """The faults of one rank's client."""
     return [
         Fault(
-            operation=f.operation,  # type: ignore[arg-type]
+            operation=f.operation,
             call=call,
             code=f.code,
             error=LostAnswerError("scripted") if f.code is None else None,

@@ -101,12 +101,10 @@ class Module:
         return "[" + ", ".join(f"{k} |-> {_tla(v)}" for k, v in {"action": event["action"], **values}.items()) + "]"
 
     def _value(self, event: Event, key: str) -> Any:
-        value = event.get(key, DEFAULTS.get(key))
+        value: Any = event.get(key, DEFAULTS.get(key))
         if key in REQUESTS:
-            number = {
-                r: self.requests.setdefault(r, len(self.requests) + 1) for r in ([value] if key == "req" else value)
-            }
-            return number[value] if key == "req" else [number[r] for r in value]
+            numbers = [self.requests.setdefault(r, len(self.requests) + 1) for r in ([value] if key == "req" else value)]
+            return numbers[0] if key == "req" else numbers
         if key in HASHES:
             return [self.hashes.setdefault(h, f"h{len(self.hashes) + 1}") for h in value]
         if key in COUNTED_FROM_0:  # the model counts block indices and positions from 1

@@ -7,7 +7,7 @@ are the real ones. Each scenario says what its recording must contain: one in wh
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 Facts = dict[str, Any]
 
@@ -19,7 +19,7 @@ MANY_CALLS = 2000  # faults are scripted by call number, so "every third" needs 
 class StoreFault:
     """A fault of the ranks' store client: calls ``first``, ``first + every``, … of ``operation`` fail."""
 
-    operation: str
+    operation: Literal["put", "get"]
     first: int
     every: int
     code: int | None = None  # None: the call raises instead of answering

@@ -111,7 +111,8 @@ def make(check: manifest.Check) -> dict[str, Any]:
     run = tlc.check(check.module, check.cfg_text(), timeout_s=TIMEOUT_S)
     if run.result not in ("invariant", "property") or not run.trace:
         raise GraphError(f"mutant {check.name}: TLC says {run.result}\n{run.output[-1500:]}")
-    steps, last = [], {}
+    steps: list[dict[str, Any]] = []
+    last: dict[str, str] = {}
     for action, text in run.trace:
         values = dict(_variables(text))
         steps.append({"action": action, "set": {n: v for n, v in values.items() if last.get(n) != v}})
@@ -179,7 +180,9 @@ def load() -> dict[str, Counterexample]:
 
 def read(name: str, entry: dict[str, Any], cfg_text: str) -> Counterexample:
     """One of them. Actions get the names that the model gives them."""
-    names, values, steps, ending = replaced(cfg_text), {}, [], ""
+    names, ending = replaced(cfg_text), ""
+    values: State = {}
+    steps: list[tuple[str, State]] = []
     for step in entry["steps"]:
         if (not step["set"] and not re.fullmatch(r"\w+", step["action"])) or step["action"] == "Stuttering":
             ending = step["action"]

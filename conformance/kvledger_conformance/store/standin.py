@@ -15,6 +15,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 from kvledger_conformance.store.transfer import Transfer, read_segments, write_segments
 from kvledger_conformance.store.world import StoredObject, World
@@ -196,7 +197,7 @@ class MooncakeDistributedStore:
             self._world.closed_calls.append(f"{self._client}: {operation}")
             raise CallAfterCloseError(f"{operation} on a closed Mooncake handle")
 
-    def _run(self, transfer: Transfer, call: Callable[[], list[int]]) -> Any:
+    def _run(self, transfer: Transfer, call: Callable[[], list[int]]) -> list[int]:
         """Gates and faults around one call."""
         world, fault = self._world, transfer.fault
         try:
@@ -206,7 +207,7 @@ class MooncakeDistributedStore:
             if fault is not None and fault.kind == "late":
                 return self._give_up(transfer)
             if fault is not None and fault.refuses_all:
-                answer: Any = [fault.code] * len(transfer.keys)
+                answer = [fault.code] * len(transfer.keys)
             else:
                 answer = call()
             world.wait_at(transfer, "after")
@@ -313,23 +314,17 @@ def installed(world: World) -> Iterator[World]:
     global _world  # noqa: PLW0603 - the native module has one namespace per process, and so has its stand-in
     names = {"MooncakeDistributedStore": MooncakeDistributedStore, "ReplicateConfig": ReplicateConfig}
     module = _module("mooncake.store", **names)
-    parent = _parent()
-    outer = vars(parent).get("store")
     before, sys.modules["mooncake.store"] = sys.modules.get("mooncake.store"), module
-    parent.store = module  # type: ignore[attr-defined]
     previous, _world = _world, world
     try:
-        yield world
+        with mock.patch.object(_parent(), "store", module, create=True):
+            yield world
     finally:
         _world = previous
         if before is None:
             sys.modules.pop("mooncake.store", None)
         else:
             sys.modules["mooncake.store"] = before
-        if outer is None:
-            del parent.store
-        else:
-            parent.store = outer  # type: ignore[attr-defined]
 
 
 def _module(name: str, **names: Any) -> types.ModuleType:

@@ -3,7 +3,7 @@
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 PHASES = ("before", "during", "after")
 HOLD_TIMEOUT_S = 120.0
@@ -57,13 +57,13 @@ class Fault:
         """Whether this position is left out altogether."""
         return self.kind == "short" and position == keys - 1
 
-    def change(self, answer: list[int]) -> Any:
-        """What the call answers instead of its real answer (codes are in it already)."""
+    def change(self, answer: list[int]) -> list[int]:
+        """What the call answers instead of its real answer (codes are in it already); "none" breaks the promised type."""
         if self.kind == "raise_after":
             raise RuntimeError(f"scripted: {self.operation} raised after its transfer")
         if self.kind == "long":
             return [*answer, 0]
-        return None if self.kind == "none" else answer
+        return cast(list[int], None) if self.kind == "none" else answer
 
     def __str__(self) -> str:
         who = self.client or "any client"

@@ -75,6 +75,7 @@ class Driver:
         except Violation as violation:
             self._tell_transfers(before)
             violation.script, violation.story = list(self.script), self.story(violation)
+            violation.shape = self.engine.shape
             raise
         except Impossible:
             self.script.pop()

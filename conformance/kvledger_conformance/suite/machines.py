@@ -9,8 +9,9 @@ import itertools
 import random
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, Verbosity, settings
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from kvledger_conformance.engine import compat
+from kvledger_conformance.engine.engine import Engine
 from kvledger_conformance.suite import driver, targets
 from kvledger_conformance.suite.properties import Impossible, Violation
 
@@ -43,7 +45,10 @@ CODES = st.sampled_from([-200, -600, -704, -707, -900, -1])
 FIRST = st.lists(st.tuples(NAMES, PROMPTS, TOKENS, st.integers(0, 3), st.booleans()), min_size=1, max_size=3)
 
 
-def when(fact: str) -> Any:
+Rule = TypeVar("Rule", bound=Callable[..., None])
+
+
+def when(fact: str) -> Callable[[Rule], Rule]:
     """A rule that only makes sense while a fact of `Machine.facts` holds."""
     return precondition(lambda self: self.facts(fact))
 
@@ -81,7 +86,6 @@ class Machine(RuleBasedStateMachine):
         self.tally.runs += 1
         self._context = driver.driving(self.target, chosen, self.past)
         self._driver = self._context.__enter__()
-        self._shape = chosen
         if self.warm:
             self.act("add", name="w", blocks="abcd", tail=1, tokens=2)
             self.act("steps", count=8)
@@ -124,10 +128,8 @@ class Machine(RuleBasedStateMachine):
             self.tally.actions[action] += 1
         except Impossible:
             self.tally.impossible[action] += 1
-        except BaseException as error:
+        except BaseException:
             self._broken = True
-            if isinstance(error, Violation):
-                error.shape = self._shape  # type: ignore[attr-defined]
             raise
 
     def teardown(self) -> None:
@@ -136,14 +138,13 @@ class Machine(RuleBasedStateMachine):
             return
         try:
             if not self._broken:
-                self._note_what_was_seen()
+                self._note_what_was_seen(self._driver.engine)
                 self.act("finish")
         finally:
             self._context.__exit__(None, None, None)
             self._driver = None
 
-    def _note_what_was_seen(self) -> None:
-        engine = self._driver.engine
+    def _note_what_was_seen(self, engine: Engine) -> None:
         requests = [r for _, r in engine.all_requests()]
         facts = {
             "preemption": any(r.num_preemptions for r in requests),

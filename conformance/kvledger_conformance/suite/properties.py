@@ -1,6 +1,9 @@
 """What every KV connector must keep, each with a name and one sentence, and how a breach is raised."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # names of the properties are told where there is no vLLM, too
+    from kvledger_conformance.engine.compat import Shape
 
 PROPERTIES: dict[str, str] = {
     "blocks-held-during-dma": "No block that a transfer in flight reads or writes is free or has been given to anyone "
@@ -26,7 +29,9 @@ CONTRACT = tuple(name for name in PROPERTIES if name != "refines-the-model")
 
 
 class Violation(AssertionError):
-    """A property was broken. `story` tells how; `script` replays it."""
+    """A property was broken. `story` tells how; `script` replays it on an engine of this `shape` (see `Driver.do`)."""
+
+    shape: "Shape"
 
     def __init__(self, name: str, what: str) -> None:
         if name not in PROPERTIES:

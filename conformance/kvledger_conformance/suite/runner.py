@@ -98,7 +98,6 @@ def _run_scenario(target: targets.Target, scenario: Scenario, result: Result, sa
     )
     say(f"scenario  {scenario.name}: {'holds' if violation is None else violation}")
     if violation is not None:
-        violation.shape = scenario.shape  # type: ignore[attr-defined]
         result.findings.append(
             _finding(chosen, violation, f"scenario: {scenario.name}", scenario.source, scenario.past, SCENARIO_SHRINK_S)
         )
@@ -154,10 +153,9 @@ def _finding(
     past: frozenset[str],
     budget_s: float = SHRINK_S,
 ) -> Finding:
-    shape: compat.Shape = violation.shape  # type: ignore[attr-defined]
     script, found = violation.script, violation
     try:
-        script, found = shrinking.shrink(target, shape, violation.script, violation.name, past=past, budget_s=budget_s)
+        script, found = shrinking.shrink(target, violation.shape, violation.script, violation.name, past=past, budget_s=budget_s)
     except ValueError as error:
         found.story += f"\n  ({error})"
     return Finding(
@@ -167,6 +165,6 @@ def _finding(
         what=found.what,
         story=found.story,
         script=script,
-        shape=dataclasses.asdict(shape),
+        shape=dataclasses.asdict(violation.shape),
         past=sorted(past),
     )

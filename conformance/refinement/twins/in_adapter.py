@@ -175,17 +175,17 @@ def release_on_timeout() -> Iterator[None]:
 @named_patch(LEDGER_PATCHES, "store-on-failed-load")
 def store_on_failed_load() -> Iterator[None]:
     """Blocks are stored while the synchronous load they rest on is pending, from the step after the load's on."""
-    emit_loads = SchedulerSide._emit_loads
+    emit_loads, of_this_step = SchedulerSide._emit_loads, set[int]()
 
     def noted(self: SchedulerSide, now: float) -> list[Job]:
         jobs = emit_loads(self, now)
-        self._ledger._loads_of_this_step = {j.job_id for j in jobs}  # type: ignore[attr-defined]
+        of_this_step.clear()
+        of_this_step.update(j.job_id for j in jobs)
         return jobs
 
     def wants_store(self: Ledger, request_id: str, storable: int, _now: float) -> bool:
         tracker = self._trackers.get(request_id)
-        in_this_step = self._loads_of_this_step  # type: ignore[attr-defined]
-        return tracker is not None and tracker.may_store and tracker.load_job not in in_this_step and storable > 0
+        return tracker is not None and tracker.may_store and tracker.load_job not in of_this_step and storable > 0
 
     with (
         swap(SchedulerSide, "_emit_loads", noted),

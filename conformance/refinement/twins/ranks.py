@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from conformance.refinement.twins.patching import Patch, named_patch, swap
 from kvledger.mooncake import client as mooncake_client
@@ -20,12 +21,11 @@ RANK_PATCHES: dict[str, Patch] = {}
 
 def reports_again() -> Any:
     """Each report comes out a second time, with the next step."""
-    take = RankSide.take_reports
+    take, said = RankSide.take_reports, WeakKeyDictionary[RankSide, list[Report]]()
 
     def take_reports(self: RankSide) -> list[Report]:
-        last = getattr(self, "_said", [])
-        self._said = take(self)  # type: ignore[attr-defined]
-        return [*self._said, *last]  # type: ignore[attr-defined]
+        last, said[self] = said.get(self, []), take(self)
+        return [*said[self], *last]
 
     return swap(RankSide, "take_reports", take_reports)
 
@@ -141,11 +141,10 @@ def short_list_believed() -> Iterator[None]:
 @named_patch(RANK_PATCHES, "sync-load-goes-on")
 def sync_load_goes_on() -> Iterator[None]:
     """A step goes on while its synchronous load is out; the bad blocks are told a step later."""
-    collect = RankSide.take_bad_blocks
+    collect, kept = RankSide.take_bad_blocks, WeakKeyDictionary[RankSide, set[int]]()
 
     def later(self: RankSide) -> set[int]:
-        told = getattr(self, "_told_later", set())
-        self._told_later = collect(self)  # type: ignore[attr-defined]
+        told, kept[self] = kept.get(self, set()), collect(self)
         return told
 
     with swap(RankSide, "take_bad_blocks", later):

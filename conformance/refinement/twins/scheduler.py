@@ -190,7 +190,7 @@ def store_partial_blocks() -> Iterator[None]:
 
     def storable(self: SchedulerSide, request: Any, num_scheduled: int) -> int:
         size = self._plan.block_size
-        tokens = min(request.num_computed_tokens + num_scheduled, request.num_prompt_tokens)
+        tokens: int = min(request.num_computed_tokens + num_scheduled, request.num_prompt_tokens)
         return min(-(-tokens // size), len(request.block_hashes))
 
     with swap(SchedulerSide, "_storable", storable):

@@ -35,7 +35,7 @@ class KnownHashes:
     def __iter__(self) -> Iterator[bytes]:
         return iter(self._seen)
 
-    def __contains__(self, h: bytes) -> bool:
+    def __contains__(self, h: object) -> bool:
         return h in self._seen
 
     def __len__(self) -> int:
