@@ -19,4 +19,5 @@ if [ "$(cat "$STAMP" 2>/dev/null)" != "${TOOLS[*]}" ]; then
         fail "$EXIT_SETUP" "pip could not install ${TOOLS[*]}" "see above" "scripts/mutation.sh again"
     printf '%s\n' "${TOOLS[*]}" >"$STAMP"
 fi
-exec "$HOME_OF_IT/venv/bin/python" "$ROOT/tests/mutation/run.py" "$@"
+cd "$ROOT"
+exec "$HOME_OF_IT/venv/bin/python" -m tests.mutation.run "$@"

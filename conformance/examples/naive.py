@@ -4,12 +4,23 @@
 It works in every demo. `kvledger-conformance --target naive:NaiveConnector` (from this folder) finds what is wrong.
 """
 
+from __future__ import annotations
+
 import queue
 import threading
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from mooncake.store import MooncakeDistributedStore
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from vllm.config import VllmConfig
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.request import Request
 
 
 @dataclass
@@ -23,7 +34,7 @@ class Metadata(KVConnectorMetadata):
 class NaiveConnector(KVConnectorBase_V1):
     """Both roles in one class, as vLLM wants it."""
 
-    def __init__(self, vllm_config, role, kv_cache_config):
+    def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self._block_size = vllm_config.cache_config.block_size
         self._rank = vllm_config.parallel_config.rank
@@ -32,14 +43,17 @@ class NaiveConnector(KVConnectorBase_V1):
         address = vllm_config.kv_transfer_config.get_from_extra_config("master_address", "127.0.0.1:50051")
         if self._store.setup("127.0.0.1", "P2PHANDSHAKE", 1 << 26, 1 << 24, "tcp", "", address):
             raise RuntimeError(f"no Mooncake master at {address}")
-        self._requests, self._blocks, self._saved, self._pending = {}, {}, {}, Metadata()
+        self._requests: dict[str, Request] = {}
+        self._blocks: dict[str, list[int]] = {}
+        self._saved: dict[str, int] = {}  # leading blocks
+        self._pending = Metadata()
         if role == KVConnectorRole.WORKER:
-            self._done, self._work = queue.SimpleQueue(), queue.SimpleQueue()
+            self._done, self._work = queue.SimpleQueue[str](), queue.SimpleQueue[tuple[Any, ...]]()
             threading.Thread(target=self._transfer, daemon=True).start()
 
     # -- scheduler side: what is there, what to load, what to save
 
-    def get_num_new_matched_tokens(self, request, num_computed_tokens):
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
         first = num_computed_tokens // self._block_size
         hashes = [h.hex() for h in request.block_hashes[first : (request.num_tokens - 1) // self._block_size]]
         keys = [f"{h}@{rank}" for h in hashes for rank in range(self._ranks)]
@@ -47,14 +61,14 @@ class NaiveConnector(KVConnectorBase_V1):
         hits = (there.index(0) if 0 in there else len(there)) // self._ranks
         return hits * self._block_size, hits > 0  # True: load in the background
 
-    def update_state_after_alloc(self, request, blocks, num_external_tokens):
+    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         self._requests[request.request_id] = request
         if num_external_tokens:
             first, count = request.num_computed_tokens // self._block_size, num_external_tokens // self._block_size
             hashes = [h.hex() for h in request.block_hashes[first : first + count]]
             self._pending.loads[request.request_id] = (hashes, blocks.get_block_ids()[0][first : first + count])
 
-    def build_connector_meta(self, scheduler_output):
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Metadata:
         cached = scheduler_output.scheduled_cached_reqs
         computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         for new in scheduler_output.scheduled_new_reqs:
@@ -74,36 +88,36 @@ class NaiveConnector(KVConnectorBase_V1):
         metadata, self._pending = self._pending, Metadata()
         return metadata
 
-    def request_finished(self, request, block_ids):
+    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, None]:
         for known in (self._requests, self._blocks, self._saved):
             known.pop(request.request_id, None)
         return False, None  # the blocks may be freed at once
 
     # -- rank side: one thread copies
 
-    def register_kv_caches(self, kv_caches):
+    def register_kv_caches(self, kv_caches: dict[str, Tensor]) -> None:
         self._caches = list(kv_caches.values())  # the first dimension is the block
         for cache in self._caches:
             self._store.register_buffer(cache.data_ptr(), cache.nbytes)
 
-    def start_load_kv(self, forward_context, **kwargs):
+    def start_load_kv(self, forward_context: object, **kwargs: object) -> None:
         for name, job in self._get_connector_metadata().loads.items():
             self._work.put(("get", name, *job))
 
-    def wait_for_save(self):
+    def wait_for_save(self) -> None:
         for job in self._get_connector_metadata().saves:
             self._work.put(("put", None, *job))
 
-    def get_finished(self, finished_req_ids):
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[None, set[str]]:
         return None, {self._done.get() for _ in range(self._done.qsize())}
 
-    def wait_for_layer_load(self, layer_name):
+    def wait_for_layer_load(self, layer_name: str) -> None:
         pass
 
-    def save_kv_layer(self, layer_name, kv_layer, attn_metadata, **kwargs):
+    def save_kv_layer(self, layer_name: str, kv_layer: Tensor, attn_metadata: object, **kwargs: object) -> None:
         pass
 
-    def _transfer(self):
+    def _transfer(self) -> None:
         while True:
             what, name, hashes, blocks = self._work.get()
             keys = [f"{h}@{self._rank}" for h in hashes]

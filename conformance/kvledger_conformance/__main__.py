@@ -261,7 +261,8 @@ def console(module: str = "kvledger_conformance", run: Callable[[list[str]], int
         optimised = ["-O"] if sys.flags.optimize else []
         os.execv(sys.executable, [sys.executable, *optimised, "-m", module, *sys.argv[1:]])
     if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as with `python -m`; a script's own first entry is its folder
+        # the one launcher that touches the import path: as with `python -m`; a script's own first entry is its folder
+        sys.path.insert(0, os.getcwd())
     logging.getLogger("kvledger").setLevel(logging.CRITICAL)
     threading.excepthook = _thread_died
     status = run(sys.argv[1:])

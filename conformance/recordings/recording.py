@@ -103,7 +103,9 @@ class Module:
     def _value(self, event: Event, key: str) -> Any:
         value: Any = event.get(key, DEFAULTS.get(key))
         if key in REQUESTS:
-            numbers = [self.requests.setdefault(r, len(self.requests) + 1) for r in ([value] if key == "req" else value)]
+            numbers = [
+                self.requests.setdefault(r, len(self.requests) + 1) for r in ([value] if key == "req" else value)
+            ]
             return numbers[0] if key == "req" else numbers
         if key in HASHES:
             return [self.hashes.setdefault(h, f"h{len(self.hashes) + 1}") for h in value]

@@ -6,7 +6,7 @@ from typing import Any
 from conformance.refinement import tour
 from conformance.refinement.twins import table as twins
 from conformance.refinement.twins.in_adapter import LEDGER_PATCHES
-from conformance.refinement.twins.patches import Patch
+from conformance.refinement.twins.patching import Patch
 from conformance.tla.graph import Graph
 
 
@@ -23,7 +23,9 @@ def by_tour(rows: list[dict[str, Any]], *, say: Callable[[str], None]) -> None:
     """Adds to each row which tour kills the mutant's twin at this level: the slice that `BY_TOUR` names for this patch."""
     slices = {LEDGER_PATCHES[mutant]: name for mutant, name in twins.BY_TOUR.items()}
     made = {g.name: g for g in tour.graphs(tuple(sorted(set(slices.values()))))}
-    known: dict[Patch | None, dict[str, Any] | None] = {patch: killed(patch, made[name]) for patch, name in slices.items()}
+    known: dict[Patch | None, dict[str, Any] | None] = {
+        patch: killed(patch, made[name]) for patch, name in slices.items()
+    }
     for row in rows:
         found = row["tour"] = known.get(LEDGER_PATCHES.get(row["mutant"]))
         say(f"tour  {row['mutant']:28} {'none' if found is None else found['slice'] + ': ' + found['in']}")

@@ -30,7 +30,12 @@ class TestStream:
         number = stream.launch(lambda: None)
         with on(stream):
             event = recorded()
-        thread = threading.Thread(target=lambda: (event.synchronize(), over.set()))
+
+        def wait() -> None:
+            event.synchronize()
+            over.set()
+
+        thread = threading.Thread(target=wait)
         thread.start()
         assert not over.is_set()
         stream.run_to(number)
@@ -45,9 +50,18 @@ def order_of(script):
     seen: list[str] = []
     with driving(targets.find("kvledger"), TWO) as driver:
         core = driver.engine.scheduler
-        schedule, update = core.schedule, core.update_from_output
-        core.schedule = lambda *a: (seen.append("schedule"), schedule(*a))[1]
-        core.update_from_output = lambda *a: (seen.append("update"), update(*a))[1]
+
+        def noted(name, hook):
+            def call(*arguments):
+                seen.append(name)
+                return hook(*arguments)
+
+            return call
+
+        core.schedule, core.update_from_output = (
+            noted("schedule", core.schedule),
+            noted("update", core.update_from_output),
+        )
         for action in script:
             driver.do(action["do"], **{k: v for k, v in action.items() if k != "do"})
         held = len(driver.engine.flights)

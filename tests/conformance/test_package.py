@@ -8,6 +8,7 @@ import sys
 import tomllib
 import zipfile
 from pathlib import Path
+from unittest.mock import Mock, call
 
 import pytest
 
@@ -47,7 +48,7 @@ def python(*arguments: str, path: Path, folder: Path, **environment: str) -> sub
 
 
 @pytest.fixture(scope="module")
-def unpacked(tmp_path_factory) -> Path:
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel's contents. Built from a copy, offline, with the setuptools that is here."""
     pytest.importorskip("setuptools", minversion="77")
     folder = tmp_path_factory.mktemp("package")
@@ -138,7 +139,7 @@ def test_the_tutorials_connector_breaks_as_its_page_says(monkeypatch):
     """It imports the store at the top of its module and does not support the hybrid manager, as many do."""
     monkeypatch.syspath_prepend(SUITE / "examples")
     target = targets.replace(targets.find("naive:NaiveConnector"), lambda address: {"master_address": address})
-    script = [{"do": "add", "name": "a", "blocks": "a", "tail": 1, "tokens": 1}, {"do": "finish"}]
+    script: driver.Script = [{"do": "add", "name": "a", "blocks": "a", "tail": 1, "tokens": 1}, {"do": "finish"}]
     try:
         violation = driver.replay(target, scenarios.SCENARIOS[0].shape, script)
     finally:
@@ -312,15 +313,21 @@ def test_other_environment_sees_the_suite_and_the_connector_and_no_site_packages
 
 
 def test_call_under_another_release_passes_everything_else_on(tmp_path, monkeypatch):
-    calls = []
-    monkeypatch.setattr(venvs, "python_for", lambda *a: calls.append(a) or Path("other"))
-    monkeypatch.setattr(venvs, "run_in", lambda *a: calls.append(a) or cli.EXIT_BROKEN)
+    calls = Mock(**{"python_for.return_value": Path("other"), "run_in.return_value": cli.EXIT_BROKEN})
+    monkeypatch.setattr(venvs, "python_for", calls.python_for)
+    monkeypatch.setattr(venvs, "run_in", calls.run_in)
     rest = ["--target", "mine.connector:C", "--extra", "{}", "--machines=none"]
     assert cli.main([*rest[:2], "--vllm", "0.28.0", *rest[2:4], f"--venvs={tmp_path}", rest[4]]) == cli.EXIT_BROKEN
-    assert calls == [("0.28.0", tmp_path, ()), (Path("other"), rest, ("kvledger", "mine"))]
-    calls.clear()
+    assert calls.mock_calls == [
+        call.python_for("0.28.0", tmp_path, ()),
+        call.run_in(Path("other"), rest, ("kvledger", "mine")),
+    ]
+    calls.reset_mock()
     cli.main(["--vllm=0.28.0", "--venvs", str(tmp_path), "--with", "./mine", *rest, "--with", "msgpack"])
-    assert calls == [("0.28.0", tmp_path, ("./mine", "msgpack")), (Path("other"), rest, ("kvledger",))]
+    assert calls.mock_calls == [
+        call.python_for("0.28.0", tmp_path, ("./mine", "msgpack")),
+        call.run_in(Path("other"), rest, ("kvledger",)),
+    ]
 
 
 def test_requirements_go_into_the_environment_without_their_dependencies(tmp_path, monkeypatch):

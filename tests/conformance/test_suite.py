@@ -5,15 +5,15 @@ import json
 
 import pytest
 
-from conformance.refinement.twins import table as twins
+from conformance.refinement.twins.patches import PATCHES
 from kvledger_conformance import __main__ as cli
 from kvledger_conformance.engine import compat
 from kvledger_conformance.suite import report, runner, shrinking, targets
-from kvledger_conformance.suite.driver import driving, replay
+from kvledger_conformance.suite.driver import Script, driving, replay
 from kvledger_conformance.suite.properties import Impossible
 from kvledger_conformance.suite.scenarios import SCENARIOS
 
-LONG = [
+LONG: Script = [
     {"do": "add", "name": "y", "blocks": "b", "tail": 2, "tokens": 3},
     {"do": "steps", "count": 5},
     {"do": "hold", "rank": 0, "operation": "put"},
@@ -28,7 +28,7 @@ LONG = [
 
 @pytest.fixture
 def no_pins():
-    with twins.PATCHES["no-pins"]():
+    with PATCHES["no-pins"]():
         yield dataclasses.replace(targets.find("kvledger-direct"), refine=None)
 
 

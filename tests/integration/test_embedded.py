@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -276,7 +277,7 @@ def test_the_default_folder_is_this_users(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert runtime_directory(load_settings({}, {})) == tmp_path / "kvledger"
     monkeypatch.delenv("XDG_RUNTIME_DIR")
-    monkeypatch.setattr(embedded.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     made = runtime_directory(load_settings({}, {}))
     assert made == tmp_path / f"kvledger-{os.getuid()}"
     assert made.stat().st_mode & 0o777 == 0o700

@@ -33,7 +33,7 @@ class Memory:
         self.address = ctypes.addressof(self._bytes)
 
     def __getitem__(self, part: slice) -> bytes:
-        return self._bytes[part]
+        return bytes(memoryview(self._bytes)[part])
 
     def fill(self, offset: int, content: bytes) -> int:
         """Write there; answers the address."""

@@ -136,7 +136,7 @@ class TestStoreFaults:
 class TestLoadFaults:
     @pytest.fixture
     def stored(self, make_rank) -> Rank:
-        source = make_rank(seed=1)
+        source: Rank = make_rank(seed=1)
         source.run(job(1, Kind.STORE, [0, 1, 2], [0, 1, 2]))
         return source
 

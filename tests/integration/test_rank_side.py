@@ -81,10 +81,11 @@ def store_while_blocks_are_reused(rank: Rank, *, honours_pins: bool) -> tuple[li
     ledger.begin_generation("r")
     names = [i.to_bytes(4, "big") for i in range(4)]
     store_job = ledger.emit_store("r", 4, [0, 1, 2, 3], names, now=0.0)
+    assert store_job is not None
     pool.pin(store_job.block_ids)
     gates = [Gate(), Gate()]
-    for operation, gate in zip(("exists", "put"), gates, strict=True):
-        rank.client.add(Fault(operation=operation, gate=gate))
+    rank.client.add(Fault(operation="exists", gate=gates[0]))
+    rank.client.add(Fault(operation="put", gate=gates[1]))
     rank.submit(store_job)
     assert gates[0].reached.wait(10)
 
@@ -103,6 +104,7 @@ def store_while_blocks_are_reused(rank: Rank, *, honours_pins: bool) -> tuple[li
     gates[1].open()
     for report in rank.reports():
         settled = ledger.apply_report(report, 1.0)
+        assert settled is not None
         pool.release(settled.released)
     return while_held, reuse()
 

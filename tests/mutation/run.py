@@ -18,11 +18,9 @@ import sys
 import time
 from pathlib import Path
 
+from tests.mutation.verdict import Mutant, Verdict, judge, mutant_of, read_survivors
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
-from tests.mutation.verdict import Mutant, Verdict, judge, mutant_of, read_survivors  # noqa: E402 - run as a file
-
 HERE = Path(__file__).resolve().parent
 WORK = ROOT / ".cache" / "mutation" / "work"
 SURVIVORS = HERE / "survivors.toml"
@@ -131,7 +129,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/mutation.sh", description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="*", metavar="GLOB", help="functions, as in 'ledger.Ledger.emit_*'")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="mutants at a time (default 2)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    parser.add_argument(
+        "--json", type=lambda name: Path(name).absolute(), metavar="FILE", help="write the figures there"
+    )
     chosen = parser.parse_args()
     explained = read_survivors(SURVIVORS)
     started = time.monotonic()

@@ -1,6 +1,7 @@
 """The verdict on a mutation run can fail: an unexplained survivor, a stale entry, an entry without a reason."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -91,7 +92,7 @@ def test_properties_become_methods_that_do_the_same():
         "    @property\n    def three(self):\n        return 3\n"
     )
     changed = plain_properties(source)
-    found: dict = {}
+    found: dict[str, Any] = {}
     exec(changed, found)
     it = found["A"]()
     assert (it.one, it.two(), it.three) == (1, 2, 3)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from conformance.recordings import check, recorded, rules
+from conformance.recordings.recording import NotATraceError
 from conformance.recordings.scenarios import by_name
 from tests.recordings.corruptions import CORRUPTIONS, Events
 
@@ -112,12 +113,12 @@ def test_lost_line_is_noticed(tmp_path):
     path = tmp_path / "gap.jsonl"
     lines = gzip.decompress((TRACES / "storm-tp2.jsonl.gz").read_bytes()).decode().splitlines()
     path.write_text("\n".join([*lines[:10], *lines[11:]]))
-    with pytest.raises(check.NotATraceError, match="gap"):
+    with pytest.raises(NotATraceError, match="gap"):
         check.check(path)
 
 
 def test_recording_of_another_version_is_refused(tmp_path):
     events = load("storm-tp2")
     events[0]["version"] = 1
-    with pytest.raises(check.NotATraceError, match="version"):
+    with pytest.raises(NotATraceError, match="version"):
         check.check(save(tmp_path / "old.jsonl", events))

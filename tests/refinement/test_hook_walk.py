@@ -3,7 +3,7 @@
 import pytest
 
 from conformance.refinement import hook_walk, tour
-from conformance.refinement.twins import table as twins
+from conformance.refinement.twins.patches import PATCHES
 from conformance.tla import graph
 
 BOUNDS = tour.bounds(hook_walk.SLICE)
@@ -29,6 +29,6 @@ def test_what_is_observed_is_a_path_of_the_model(slice_graph):
     "twin", ["no-pins", "late-report-to-new-job", "no-report-on-failure", "resume-deletes-tracker"]
 )
 def test_walk_sees_a_bug_as_a_state_that_the_model_has_not(slice_graph, twin):
-    with twins.PATCHES[twin]():
+    with PATCHES[twin]():
         result = hook_walk.walk(slice_graph, BOUNDS, runs=20)
     assert "no model state" in result.failure

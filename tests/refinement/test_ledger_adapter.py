@@ -92,7 +92,7 @@ def test_step_that_core_would_not_take_is_a_divergence():
 
 def test_a_bound_does_not_pass_while_bytes_move(adapter):
     adapter.do("RankAccept", {**ADMITTED, "hooked": (0,)}, {**ADMITTED, "hooked": (1,)})
-    queued, running, ready = (({"st": s, "bad": frozenset()},) for s in ("queued", "running", "ready"))
+    queued, running, ready = (({"st": s, "bad": frozenset[int]()},) for s in ("queued", "running", "ready"))
     adapter.do("RankStart", {**ADMITTED, "rk": (queued,)}, {**ADMITTED, "rk": (running,)})
     moving = {**ADMITTED, "rk": (running,), "dma": frozenset({(1, 1, 1)})}
     with pytest.raises(Divergence, match="its bytes move"):

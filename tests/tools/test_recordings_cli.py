@@ -61,7 +61,7 @@ def test_facts_count_what_happened() -> None:
     begin = {"action": "BeginGeneration", "req": "a", "gen": 1}
     store = {"action": "EmitStore", "req": "a", "gen": 1, "table": [4, 5], "retry": []}
     report = {"action": "ApplyReport", "job": 1, "rank": 0}
-    events = [
+    events: list[recorded.Event] = [
         {"action": "Header", "ranks": 1},
         begin,
         store | {"job": 1, "blocks": [4, 5]},

@@ -206,10 +206,7 @@ class MooncakeDistributedStore:
                 raise RuntimeError(f"scripted: {transfer.operation} raised before its transfer")
             if fault is not None and fault.kind == "late":
                 return self._give_up(transfer)
-            if fault is not None and fault.refuses_all:
-                answer = [fault.code] * len(transfer.keys)
-            else:
-                answer = call()
+            answer = [fault.code] * len(transfer.keys) if fault is not None and fault.refuses_all else call()
             world.wait_at(transfer, "after")
             return answer if fault is None else fault.change(answer)
         finally:

@@ -155,7 +155,9 @@ def _finding(
 ) -> Finding:
     script, found = violation.script, violation
     try:
-        script, found = shrinking.shrink(target, violation.shape, violation.script, violation.name, past=past, budget_s=budget_s)
+        script, found = shrinking.shrink(
+            target, violation.shape, violation.script, violation.name, past=past, budget_s=budget_s
+        )
     except ValueError as error:
         found.story += f"\n  ({error})"
     return Finding(

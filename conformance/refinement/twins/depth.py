@@ -1,8 +1,8 @@
-"""Twins that need two steps in flight; `twins` puts them into the table of all."""
+"""Twins that need two steps in flight."""
 
 from collections.abc import Iterator
 
-from conformance.refinement.twins.patches import Patch, named_patch, swap
+from conformance.refinement.twins.patching import Patch, named_patch, swap
 from kvledger import assembly
 from kvledger.protocol import Job, Kind
 from kvledger.worker.fence import Fence

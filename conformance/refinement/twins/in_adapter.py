@@ -8,8 +8,8 @@ books that the model's wrong version does not keep.
 from collections.abc import Iterator
 from typing import Any
 
-from conformance.refinement.twins.depth import DEPTH_PATCHES
-from conformance.refinement.twins.patches import PATCHES, Patch, named_patch, swap
+from conformance.refinement.twins.patches import PATCHES
+from conformance.refinement.twins.patching import Patch, named_patch, swap
 from kvledger.protocol import Job, Kind, Ledger, RankLedger, Report, Result
 from kvledger.protocol.ledger import OpenJob
 from kvledger.protocol.pins import PinTable
@@ -223,7 +223,7 @@ LEDGER_PATCHES |= {
     }.items()
 }
 LEDGER_PATCHES |= {
-    mutant: {**PATCHES, **DEPTH_PATCHES}[patch]
+    mutant: PATCHES[patch]
     for mutant, patch in {
         "release-on-success-only": "release-on-success-only",
         "report-counted-twice": "report-counted-twice",

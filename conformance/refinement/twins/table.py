@@ -12,14 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from conformance.refinement import predicates
-from conformance.refinement.twins.depth import DEPTH_PATCHES
 from conformance.refinement.twins.patches import PATCHES
 from kvledger_conformance.suite import machines, targets
 from kvledger_conformance.suite.driver import replay
 from kvledger_conformance.suite.properties import Impossible, Violation
 from kvledger_conformance.suite.scenarios import SCENARIOS
-
-PATCHES.update(DEPTH_PATCHES)
 
 
 @dataclass(frozen=True, slots=True)

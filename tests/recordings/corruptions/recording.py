@@ -36,7 +36,8 @@ class Known:
     last_gen: int = 0
 
     def take(self, event: Event) -> None:
-        action, req = event["action"], event.get("req")
+        action: str = event["action"]
+        req: str = event.get("req", "")
         if action == "BeginGeneration":
             self.gens[req], self.last_gen = event["gen"], event["gen"]
             self.tables[req], self.retry[req], self.frontier[req] = event["table"], [], 0
