@@ -1,11 +1,13 @@
-"""A real store and ranks on it, for the tests of the rank side."""
+"""A real store, and ranks and engines on it."""
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
 
 from kvledger.keys import KeySpace
 from kvledger.mooncake.embedded import EmbeddedStore, running_embedded
+from tests.support.live import live_engine
 from tests.support.ranks import Rank
 
 
@@ -31,3 +33,10 @@ def make_rank(store, keys):
     yield make
     for rank in made:
         rank.side.close()
+
+
+@pytest.fixture
+def engines(store, request):
+    """Makes engines that share one key space (per test) and one store."""
+    with contextlib.ExitStack() as stack:
+        yield lambda **facts: stack.enter_context(live_engine(store, cache_prefix=request.node.name, **facts))

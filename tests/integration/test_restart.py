@@ -6,37 +6,27 @@ import pytest
 from vllm.v1.request import RequestStatus
 
 from demo.faults import Fault, Gate
-from kvledger.mooncake.embedded import EmbeddedStore, running_embedded
-from tests.support.engine import Engine, make_engine
+from tests.support.live import LiveEngine
 
 PROMPT = list(range(100, 120))
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory) -> Iterator[EmbeddedStore]:
-    with running_embedded(tmp_path_factory.mktemp("store"), 64 << 20) as running:
-        yield running
-
-
 @pytest.fixture
-def loading(store, tmp_path, request) -> Iterator[tuple[Engine, Gate]]:
+def loading(engines) -> Iterator[tuple[LiveEngine, Gate]]:
     """An engine whose request "a" waits for a load that is held, and will fail for every block."""
-    facts = {"cache_prefix": request.node.name}
-    cold = make_engine(tmp_path / "model", store, **facts)
+    cold = engines()
     cold.add("a", PROMPT)
     cold.run_to_idle()
-    cold.close()
-    engine = make_engine(tmp_path / "model", store, **facts)
+    engine = engines()
     held = Gate()
-    engine.ranks[0].connector.store.add(Fault(operation="get", gate=held, code=-704))
+    engine.clients["rank0"].add(Fault(operation="get", gate=held, code=-704))
     engine.add("a", PROMPT)
     engine.run(lambda: engine.requests["a"].status is RequestStatus.WAITING_FOR_REMOTE_KVS)
     yield engine, held
     held.open()
-    engine.close()
 
 
-def generation(engine: Engine) -> int | None:
+def generation(engine: LiveEngine) -> int | None:
     return engine.connector.scheduler_side._ledger.generation("a")
 
 
@@ -58,4 +48,4 @@ def test_it_stores_again_although_a_reset_tainted_the_load(loading):
     held.open()
     engine.run_to_idle()
     engine.assert_right()
-    assert len(set(engine.stored_keys()) - before) == len(PROMPT) // engine.block_size
+    assert len(set(engine.stored_keys()) - before) == len(PROMPT) // engine.shape.block_size

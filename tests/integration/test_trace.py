@@ -2,36 +2,25 @@
 
 import itertools
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from demo.faults import Fault
-from kvledger.mooncake.embedded import EmbeddedStore, running_embedded
 from kvledger.observe.trace import TraceRecorder
-from tests.support.engine import make_engine
+from tests.support.live import live_engine
 
 PROMPT = list(range(100, 120))
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory) -> Iterator[EmbeddedStore]:
-    with running_embedded(tmp_path_factory.mktemp("store"), 64 << 20) as running:
-        yield running
-
-
 def test_recording_tells_every_job_from_its_emission_to_its_release(store, tmp_path):
-    folder = tmp_path / "traces"
-    engine = make_engine(tmp_path / "model", store, ranks=2, trace_dir=str(folder), retry_backoff_s=0.01)
-    engine.ranks[1].connector.store.add(Fault(operation="put", call=1, code=-600))
-    for name in "abc":
-        engine.add(name, PROMPT, max_tokens=30)
-    engine.run_to_idle()
-    engine.assert_right()
+    with live_engine(store, ranks=2, trace_dir=str(tmp_path), retry_backoff_s=0.01) as engine:
+        engine.clients["rank1"].add(Fault(operation="put", call=1, code=-600))
+        for name in "abc":
+            engine.add(name, PROMPT, max_tokens=30)
+        engine.run_to_idle()
+        engine.assert_right()
 
-    events = recorded(engine, folder)
+    events = recorded(tmp_path)
 
     assert [e["seq"] for e in events] == list(range(len(events)))
     assert events[0]["action"] == "Header"
@@ -43,27 +32,25 @@ def test_recording_tells_every_job_from_its_emission_to_its_release(store, tmp_p
     assert any(e["action"] == "ApplyReport" and e["result"] == "FAILED" for e in events)
 
 
-def recorded(engine, folder: Path) -> list[dict[str, Any]]:
+def recorded(folder: Path) -> list[dict[str, Any]]:
     """The events of an engine that has been closed."""
-    engine.close()
     (path,) = folder.iterdir()
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_failed_synchronous_load_tells_whom_it_taints_and_what_leaves_the_cache(store, tmp_path):
     facts = {"cache_prefix": "taints", "load_async": False}
-    cold = make_engine(tmp_path / "model", store, **facts)
-    cold.add("a", PROMPT)
-    cold.run_to_idle()
-    cold.close()
-    engine = make_engine(tmp_path / "model", store, trace_dir=str(tmp_path / "traces"), **facts)
-    engine.ranks[0].connector.store.add(Fault(operation="get", call=1, code=-704, positions=frozenset({2})))
-    engine.add("a", PROMPT)
-    engine.add("sharer", [*PROMPT, *range(200, 220)])
-    engine.run_to_idle()
-    engine.assert_right()
+    with live_engine(store, **facts) as cold:
+        cold.add("a", PROMPT)
+        cold.run_to_idle()
+    with live_engine(store, trace_dir=str(tmp_path), **facts) as engine:
+        engine.clients["rank0"].add(Fault(operation="get", call=1, code=-704, positions=frozenset({2})))
+        engine.add("a", PROMPT)
+        engine.add("sharer", [*PROMPT, *range(200, 220)])
+        engine.run_to_idle()
+        engine.assert_right()
 
-    events = recorded(engine, tmp_path / "traces")
+    events = recorded(tmp_path)
 
     tables = {e["req"]: e["table"] for e in events if e["action"] == "BeginGeneration"}
     begins = [e for e in events if e["action"] == "BeginGeneration"]
@@ -80,34 +67,31 @@ def test_failed_synchronous_load_tells_whom_it_taints_and_what_leaves_the_cache(
 
 
 def test_request_that_ends_while_it_waits_is_told(store, tmp_path):
-    engine = make_engine(tmp_path / "model", store, trace_dir=str(tmp_path / "traces"))
-    engine.add("a", PROMPT)
-    engine.abort("a")
-    engine.run_to_idle()
-    assert [e["action"] for e in recorded(engine, tmp_path / "traces")] == ["Header", "EndRequest"]
+    with live_engine(store, trace_dir=str(tmp_path)) as engine:
+        engine.add("a", PROMPT)
+        engine.abort("a")
+        engine.run_to_idle()
+    assert [e["action"] for e in recorded(tmp_path)] == ["Header", "EndRequest"]
 
 
 def test_store_that_is_left_alone_fills_no_recording(store, tmp_path):
     """Under backoff each step tries again and changes nothing."""
-    folder = tmp_path / "traces"
-    engine = make_engine(tmp_path / "model", store, trace_dir=str(folder), retry_backoff_s=60.0, max_store_attempts=9)
-    engine.ranks[0].connector.store.add(Fault(operation="put", call=1, code=-200))
-    engine.add("a", PROMPT, max_tokens=30)
-    engine.run_to_idle()
-    steps = len(engine.step_seconds)
+    with live_engine(store, trace_dir=str(tmp_path), retry_backoff_s=60.0, max_store_attempts=9) as engine:
+        engine.clients["rank0"].add(Fault(operation="put", call=1, code=-200))
+        engine.add("a", PROMPT, max_tokens=30)
+        engine.run_to_idle()
 
-    stores = [e for e in recorded(engine, folder) if e["action"] == "EmitStore"]
+    stores = [e for e in recorded(tmp_path) if e["action"] == "EmitStore"]
 
-    assert steps > 30
+    assert engine.steps > 30
     states = [(e["job"], e["frontier"], e["retry"]) for e in stores]
     assert all(one != other for one, other in itertools.pairwise(states))
-    assert len(stores) < steps / 3
+    assert len(stores) < engine.steps / 3
 
 
-def test_nothing_is_written_by_default(store, tmp_path):
-    engine = make_engine(tmp_path / "model", store)
-    assert engine.connector.scheduler_side._trace is None
-    engine.close()
+def test_nothing_is_written_by_default(store):
+    with live_engine(store) as engine:
+        assert engine.connector.scheduler_side._trace is None
 
 
 def test_recorder_that_fails_is_removed_and_does_no_harm(tmp_path, caplog):

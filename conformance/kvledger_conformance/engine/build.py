@@ -19,6 +19,7 @@ def build_engine(
     make_connector: Callable[[KVConnectorRole, int], Any],
     make_scheduler: Callable[[], Any],
     note: Callable[[str], None],
+    kind: type[Engine] = Engine,
 ) -> Engine:
     """Ranks first, then the scheduler, as vLLM builds them."""
     ranks: list[Rank] = []
@@ -35,7 +36,7 @@ def build_engine(
         for rank in ranks:
             rank.connector.shutdown()
         raise
-    engine = Engine(
+    engine = kind(
         shape=shape,
         world=world,
         clock=clock,

@@ -72,6 +72,8 @@ class Shape:
     reuse_ids: str = "at once"
     depth: int = 1
     """Steps in flight: 2 is vLLM with asynchronous scheduling."""
+    load_failures: str = "recompute"
+    """`kv_load_failure_policy`; vLLM's own default, "fail", ends requests, which no cache may cost."""
 
 
 @functools.cache
@@ -92,6 +94,7 @@ def _base_config(shape: Shape) -> VllmConfig:
             max_num_seqs=shape.max_num_seqs,
             max_num_batched_tokens=shape.max_num_batched_tokens,
         ).create_engine_config()
+    config.model_config.model = "tiny"  # connectors name objects after it: engines of several shapes share a store
     config.parallel_config.tensor_parallel_size = shape.ranks
     config.parallel_config.world_size = shape.ranks
     config.cache_config.block_size = shape.block_size
@@ -120,7 +123,7 @@ def _structured(shape: Shape) -> StructuredOutputManager:
 
 
 def make_config(shape: Shape, connector: str, module: str | None, extra: dict[str, Any], rank: int = 0) -> VllmConfig:
-    """The configuration that one process of the engine sees. Load failures are recomputed, as a cache needs."""
+    """The configuration that one process of the engine sees."""
     config = copy.copy(_base_config(shape))
     config.parallel_config = copy.copy(config.parallel_config)
     config.parallel_config.rank = rank
@@ -130,7 +133,7 @@ def make_config(shape: Shape, connector: str, module: str | None, extra: dict[st
         kv_connector_module_path=module,
         kv_role=shape.role,
         kv_connector_extra_config=dict(extra),
-        kv_load_failure_policy="recompute",
+        kv_load_failure_policy=shape.load_failures,
     )
     if not KVConnectorFactory.supports_hma_config(config.kv_transfer_config):  # as vLLM decides it at its start
         config.scheduler_config = copy.copy(config.scheduler_config)

@@ -1,8 +1,9 @@
 """An engine without a model: vLLM's real scheduler, block pool and aggregator around any connector.
 
 Only the forward is replaced, by the arithmetic of `oracle`. Everything that a connector can see is vLLM's own: hook
-order, scheduler outputs, block references, the aggregation over ranks. Transfers move only between steps or where a
-step says so, so a run is a function of its script although the connector's threads are real.
+order, scheduler outputs, block references, the aggregation over ranks. On the stand-in, transfers move only between
+steps or where a step says so, so a run is a function of its script although the connector's threads are real. On a real
+store they move when they like: nobody joins the engine's `world` then, and `rest` waits for nothing.
 """
 
 import threading
@@ -67,7 +68,8 @@ class Engine:
     accepted: list[Request] = field(default_factory=list)
     past: frozenset[str] = frozenset()
     passed: dict[str, str] = field(default_factory=dict)
-    paused: bool = True
+    rest: Callable[[], None] = settle
+    """Wait until no thread of the connector has anything left to do."""
     refine: Callable[["Engine"], None] | None = None
     reset_seen: bool = False
     borrowed: bool = False
@@ -238,7 +240,7 @@ class Engine:
         self.note_prefixes()
         self.check()
         self.world.pause(False)
-        settle()
+        self.rest()
         self.check()
         self.observe("settle")
         return self.last_output if self.flights[-1:] != before or self.core is None else None
@@ -339,7 +341,7 @@ class Engine:
 
         def forward() -> None:
             if self.pace == "rush":
-                settle()
+                self.rest()
             if flight.fail_forward:
                 raise ForwardFailedError("scripted")
             flight.marks[rank.index] = rank.stream.launch(lambda: self._run_forward(rank, flight))
@@ -349,7 +351,7 @@ class Engine:
         def before_collect() -> None:
             if self.pace == "early":
                 self.world.pause(False)
-            settle()
+            self.rest()
             self.world.pause(paused)
 
         with compat.as_rank(rank.index, len(self.ranks)), compat.cpu_worker(rank.stream):

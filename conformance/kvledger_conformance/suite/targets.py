@@ -26,7 +26,7 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True)
 class Target:
-    """A connector class and how to configure it against the stand-in.
+    """A connector class and how to configure it against a store.
 
     `extra(address)` gives its `kv_connector_extra_config`; `around` is entered for the life of one engine; `close` ends
     what the class's own shutdown leaves behind, so that thousands of engines fit in one process.
@@ -36,7 +36,7 @@ class Target:
     module: str
     class_name: str
     extra: Callable[[str], dict[str, Any]] = lambda _address: {}
-    around: Callable[[VirtualClock, str], Any] = lambda _clock, _address: contextlib.nullcontext()
+    around: Callable[[Callable[[], float], str], Any] = lambda _clock, _address: contextlib.nullcontext()
     close: Callable[[Engine], None] = lambda _engine: None
     snapshot: Callable[[Engine], str] = lambda _engine: ""
     refine: Callable[[Engine], None] | None = None
@@ -63,16 +63,26 @@ class Target:
 
 
 @contextlib.contextmanager
-def running(target: Target, shape: compat.Shape, world: World, note: Callable[[str], None]) -> Iterator[Engine]:
-    """An engine around the target's connector, closed at the end whatever happened."""
+def running(
+    target: Target,
+    shape: compat.Shape,
+    store: World | str,
+    note: Callable[[str], None] = lambda _text: None,
+    kind: type[Engine] = Engine,
+) -> Iterator[Engine]:
+    """An engine around the target's connector, closed at the end whatever happened. `kind` is the class to build.
+
+    `store`: a world, for the stand-in to serve, or the address of a real Mooncake master. On a real store, time and
+    transfers are real: nothing can be held or scripted, and what needs to see each transfer is not checked.
+    """
     clock = VirtualClock()
+    real = isinstance(store, str)
+    world = World() if isinstance(store, str) else store
     with contextlib.ExitStack() as stack:
-        stack.enter_context(standin.installed(world))
+        address = store if isinstance(store, str) else stack.enter_context(_serving(store))
         connector_class = target.load()  # here: its module may say `from mooncake.store import ...`
-        port = master.MasterPort()
-        stack.callback(port.close)
-        stack.enter_context(target.around(clock, port.address))
-        extra = {**target.extra(port.address), **target.options}
+        stack.enter_context(target.around(time.monotonic if real else clock, address))
+        extra = {**target.extra(address), **target.options}
 
         def config(rank: int) -> Any:
             return compat.make_config(shape, target.class_name, target.module, extra, rank)
@@ -82,13 +92,15 @@ def running(target: Target, shape: compat.Shape, world: World, note: Callable[[s
 
         try:
             engine = build_engine(
-                shape, world, clock, make_connector, lambda: compat.make_scheduler(shape, config(0)), note
+                shape, world, clock, make_connector, lambda: compat.make_scheduler(shape, config(0)), note, kind
             )
         except Exception as error:
             if shape.depth == 1:
                 raise
             raise Impossible(f"the connector refuses two steps in flight: {error}") from error
         engine.refine = target.refine
+        if real:
+            engine.rest = lambda: None  # Mooncake's own threads poll for ever
         try:
             yield engine
         finally:
@@ -97,6 +109,13 @@ def running(target: Target, shape: compat.Shape, world: World, note: Callable[[s
                 rank.stream.shut()
             _shutdown(engine)
             target.close(engine)
+
+
+@contextlib.contextmanager
+def _serving(world: World) -> Iterator[str]:
+    """The stand-in in place of Mooncake, and the address of its master."""
+    with standin.installed(world), contextlib.closing(master.MasterPort()) as port:
+        yield port.address
 
 
 def _shutdown(engine: Engine) -> None:
@@ -126,7 +145,7 @@ def _kvledger_extra(address: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _kvledger_clock(clock: VirtualClock, _address: str) -> Iterator[None]:
+def _kvledger_clock(clock: Callable[[], float], _address: str) -> Iterator[None]:
     """Every bound of kvledger is measured by the harness's clock."""
     from kvledger_conformance.suite import kvledger
 
@@ -147,7 +166,7 @@ KVLEDGER = Target(
 
 
 @contextlib.contextmanager
-def _in_tree_environment(_clock: VirtualClock, address: str, *, offload: bool = False) -> Iterator[None]:
+def _in_tree_environment(_clock: Callable[[], float], address: str, *, offload: bool = False) -> Iterator[None]:
     folder = tempfile.mkdtemp(prefix="conformance-")
     path = Path(folder, "mooncake.json")
     path.write_text(
