@@ -80,7 +80,7 @@ class LedgerAdapter:
             recorder=None,
             clock=lambda: self.now,
         )
-        self.side.bind_pool(self.pool)  # type: ignore[arg-type]
+        self.side.bind_pool(self.pool)
         self.side.bind_tables(lambda request_id: self.tables.get(request_id, []))
         self.rank = [TourRank(rank=k, stuck_after_s=NEVER_S, quarantine_s=NEVER_S) for k in range(self.ranks)]
         self.requests: dict[str, CoreRequest] = {}
@@ -169,7 +169,7 @@ class LedgerAdapter:
     def _admit_hit(self, before: State, after: State, name: str, *, asynchronous: bool) -> None:
         request, local = self.requests[name], _local_prefix(before, after, name)
         wanted = sum(b != 0 for b in after["tbl"][int(name) - 1]) - local - (not asynchronous)
-        offered, later = self.side.match(request, local * BLOCK_SIZE)  # type: ignore[arg-type]
+        offered, later = self.side.match(request, local * BLOCK_SIZE)
         if (offered or 0) < wanted * BLOCK_SIZE:
             raise Divergence(f"kvledger offers {(offered or 0) // BLOCK_SIZE} blocks, the model loads {wanted}")
         if later != asynchronous:

@@ -1,5 +1,6 @@
 """The refusal sweep: at a state, everything that the model forbids there is tried; each must be refused and change nothing."""
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -83,7 +84,7 @@ def _report(adapter: LedgerAdapter, entry: State, job: Job, k: int) -> Iterator[
             Report(job_id=j, rank=k, result=Result.FAILED, bad=(len(job.block_ids),)),
         ]
     for report in reports:
-        yield f"{report}", lambda report=report: adapter.ledger.apply_report(report, adapter.now)
+        yield f"{report}", functools.partial(adapter.ledger.apply_report, report, adapter.now)
 
 
 def _pins(adapter: LedgerAdapter, entry: State, job: Job) -> Iterator[Attempt]:

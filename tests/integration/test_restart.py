@@ -27,7 +27,8 @@ def loading(engines) -> Iterator[tuple[LiveEngine, Gate]]:
 
 
 def generation(engine: LiveEngine) -> int | None:
-    return engine.connector.scheduler_side._ledger.generation("a")
+    tracker = engine.connector.scheduler_side.view().ledger.trk.get("a")
+    return None if tracker is None else int(tracker.gen)
 
 
 def test_the_request_is_a_new_generation(loading):

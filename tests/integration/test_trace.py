@@ -4,6 +4,7 @@ import itertools
 import json
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from demo.faults import Fault
 from kvledger.observe.trace import TraceRecorder
@@ -90,8 +91,10 @@ def test_store_that_is_left_alone_fills_no_recording(store, tmp_path):
 
 
 def test_nothing_is_written_by_default(store):
-    with live_engine(store) as engine:
-        assert engine.connector.scheduler_side._trace is None
+    with live_engine(store) as engine, mock.patch.object(TraceRecorder, "record") as record:
+        engine.add("a", PROMPT)
+        engine.run_to_idle()
+    assert not record.called
 
 
 def test_recorder_that_fails_is_removed_and_does_no_harm(tmp_path, caplog):

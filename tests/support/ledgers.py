@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from kvledger.protocol import Job, Kind, Ledger, PinTable, RankLedger, Report, Result
+from kvledger.protocol import Job, Kind, Ledger, PinTable, RankLedger, Report, Result, Settled
 
 BLOCKS = [10, 11, 12, 13, 14, 15, 16, 17]
 HASHES = [bytes([i]) * 8 for i in range(8)]
 OTHER_BLOCKS = [20, 21, 22, 23]
 OTHER_HASHES = [bytes([i]) * 8 for i in range(20, 24)]
-OTHER = {"blocks": OTHER_BLOCKS, "hashes": OTHER_HASHES}
+OTHER: dict[str, Any] = {"blocks": OTHER_BLOCKS, "hashes": OTHER_HASHES}
 
 
 def make_ledger(
@@ -49,6 +49,14 @@ def load(
 ) -> Job:
     """A load job on two blocks."""
     return ledger.emit_load(request, blocks, hashes, sync=sync, now=now)
+
+
+def settle(ledger: Ledger, report: Report, now: float = 0.0) -> Settled:
+    """The job that the report settles; the test fails if it settles none."""
+    settled = ledger.apply_report(report, now)
+    if settled is None:
+        pytest.fail("expected the report to settle its job")
+    return settled
 
 
 def done(job: Job, rank: int = 0) -> Report:

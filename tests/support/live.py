@@ -147,7 +147,8 @@ def live_engine(
             **settings,
         }
 
-    FaultyConnector.clients = clients = {}
+    clients: dict[str, FaultyStore] = {}
+    FaultyConnector.clients = clients
     target = Target("kvledger", __name__, FaultyConnector.__name__, extra)
     with running(target, shape, store.master_address, kind=LiveEngine) as engine:
         assert isinstance(engine, LiveEngine)

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,7 +52,8 @@ class Target:
         Raises:
             ImportError, AttributeError: there is no such class.
         """
-        return getattr(importlib.import_module(self.module), self.class_name)
+        found: type = getattr(importlib.import_module(self.module), self.class_name)
+        return found
 
     def version(self) -> str:
         """What the report calls this target."""

@@ -93,7 +93,7 @@ class Hits:
         return tokens, self._settings.load_async
 
     def _last_block(self, request: "Request") -> int:
-        complete = (request.num_tokens - 1) // self._plan.block_size
+        complete: int = (request.num_tokens - 1) // self._plan.block_size
         return min(complete, len(request.block_hashes) // self._plan.hashes_per_block)
 
     def _may_load(self, request: "Request", accepted: int) -> bool:

@@ -180,7 +180,7 @@ class SchedulerSide:
 
     def _limit(self, request: "Request") -> int:
         """Blocks of the request that may ever be stored."""
-        tokens = request.max_tokens + request.num_prompt_tokens
+        tokens: int = request.max_tokens + request.num_prompt_tokens
         if not self._settings.save_decode_cache:
             tokens = request.num_prompt_tokens
         return tokens // self._plan.block_size
@@ -190,10 +190,10 @@ class SchedulerSide:
 
         Draft tokens lie beyond `num_tokens` and never count; a block without a hash cannot be named.
         """
-        tokens = min(request.num_computed_tokens + num_scheduled, request.num_tokens)
+        tokens: int = min(request.num_computed_tokens + num_scheduled, request.num_tokens)
         if not self._settings.save_decode_cache:
             tokens = min(tokens, request.num_prompt_tokens)
-        publishable = getattr(request, "num_publishable_block_hashes", len(request.block_hashes))
+        publishable: int = getattr(request, "num_publishable_block_hashes", len(request.block_hashes))
         return min(tokens // self._plan.block_size, publishable // self._plan.hashes_per_block)
 
     def _emit_store(self, output: "SchedulerOutput", request: "Request", storable: int, now: float) -> Job | None:

@@ -24,7 +24,7 @@ from tests.support.ledgers import (
 def settle(ledger: Ledger, job: Job) -> Settled:
     """The job after good reports of both ranks."""
     ledger.apply_report(done(job, 1), 0.0)
-    return ledger.apply_report(done(job, 0), 0.0)
+    return settle(ledger, done(job, 0))
 
 
 class TestJobs:
@@ -54,7 +54,7 @@ class TestReports:
 
         assert ledger.apply_report(done(job, 1), 0.0) is None
         assert ledger.snapshot().pins.blocks == 3
-        settled = ledger.apply_report(done(job, 0), 0.0)
+        settled = settle(ledger, done(job, 0))
 
         assert ledger.snapshot().pins.blocks == 0
         assert (settled.job, settled.request_id, settled.result) == (job, "r", Result.DONE)
@@ -67,14 +67,14 @@ class TestReports:
         for rank in (0, 1):
             assert ledger.snapshot().pins.blocks == 2
             assert ledger.has_open_jobs()
-            settled = ledger.apply_report(done(job, rank), 0.0)
+            settled = settle(ledger, done(job, rank))
 
         assert (settled.released, settled.current) == ((11, 10), False)
 
     @pytest.mark.parametrize("result", [r for r in Result if r is not Result.DONE])
     def test_release_the_blocks_whatever_the_result(self, result):
         ledger = make_ledger("r")
-        settled = ledger.apply_report(bad(store(ledger, "r", 2), 0, result), 0.0)
+        settled = settle(ledger, bad(store(ledger, "r", 2), 0, result))
 
         assert settled.released == (11, 10)
         assert not ledger.has_open_jobs()
@@ -83,7 +83,7 @@ class TestReports:
         ledger = make_ledger("r", num_ranks=2)
         job = store(ledger, "r", 3)
         ledger.apply_report(bad(job, 0, Result.FAILED, 2), 0.0)
-        settled = ledger.apply_report(bad(job, 1, Result.REFUSED, 1), 0.0)
+        settled = settle(ledger, bad(job, 1, Result.REFUSED, 1))
         assert (settled.result, settled.bad) == (Result.FAILED, (1, 2))
 
     def test_of_settled_jobs_are_told_from_those_of_strangers_for_a_while(self, monkeypatch):
@@ -209,7 +209,7 @@ def test_counts_agree_with_a_naive_twin_on_random_runs(seed):
             job_id = rng.choice(sorted(owed))
             rank = rng.choice(sorted(owed[job_id]))
             report = rng.choice([done(jobs[job_id], rank), bad(jobs[job_id], rank, Result.FAILED, 0)])
-            settled = ledger.apply_report(report, float(step))
+            settled = settle(ledger, report, float(step))
             owed[job_id].discard(rank)
             assert (settled is not None) == (not owed[job_id])
             if not owed[job_id]:

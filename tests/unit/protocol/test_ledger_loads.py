@@ -14,6 +14,7 @@ from tests.support.ledgers import (
     load,
     make_ledger,
     nothing_to_store,
+    settle,
     store,
 )
 
@@ -64,7 +65,7 @@ def test_a_load_that_arrived_says_so_and_releases_and_taints_nothing(sync):
     ledger = make_ledger("r")
     job = load(ledger, "r", sync=sync)
 
-    settled = ledger.apply_report(done(job), 0.0)
+    settled = settle(ledger, done(job))
 
     assert ledger.load_state("r") is Load.LOADED
     assert (settled.job, settled.request_id, settled.result, settled.bad) == (job, "r", Result.DONE, ())
@@ -75,7 +76,7 @@ def test_a_failed_asynchronous_load_taints_nobody_and_what_is_recomputed_is_stor
     ledger = make_ledger("r", "sharer")
     job = load(ledger, "r")
 
-    settled = ledger.apply_report(bad(job, 0, Result.FAILED, 1), 0.0)
+    settled = settle(ledger, bad(job, 0, Result.FAILED, 1))
 
     assert ledger.load_state("r") is Load.FAILED
     assert (settled.bad, settled.released, settled.tainted, settled.current) == ((1,), (), (), True)
@@ -95,7 +96,7 @@ def test_the_end_of_an_older_generations_load_changes_no_newer_tracker():
     old = load(ledger, "r", sync=True)
     ledger.begin_generation("r")
 
-    settled = ledger.apply_report(bad(old, 0, Result.FAILED), 0.0)
+    settled = settle(ledger, bad(old, 0, Result.FAILED))
 
     assert not settled.current
     assert settled.tainted == ()
@@ -118,7 +119,7 @@ class TestSynchronousLoadsThatOthersShare:
             assert nothing_to_store(ledger, request, 4)
         store(ledger, "stranger", 1, **OTHER)
 
-        settled = ledger.apply_report(bad(job, 0, Result.FAILED, 1), 0.0)
+        settled = settle(ledger, bad(job, 0, Result.FAILED, 1))
 
         assert sorted(settled.tainted) == ["loader", "sharer"]
         states = [ledger.load_state(r) for r in ("loader", "sharer", "stranger")]
