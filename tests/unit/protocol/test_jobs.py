@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from kvledger.protocol import RANK_LIFE, Job, Kind, Life, RankLedger, Report, Result, Tracker
+from kvledger.protocol import RANK_LIFE, Job, Kind, Life, RankLedger, Report, Result, StepPlan, Tracker
 from kvledger.protocol.rank import RankJob
 from tests.support.ledgers import done, make_ledger, store
 
@@ -32,6 +32,7 @@ def test_what_a_job_or_report_is_when_nothing_more_is_said():
     job = Job(job_id=1, kind=Kind.STORE, generation=1, block_ids=(1,), hashes=(b"a",))
     assert (job.group, job.epoch, job.reply_to, job.sync) == (0, "", "", False)
     assert Report(job_id=1, rank=0, result=Result.DONE).bad == ()
+    assert (StepPlan(namespace="ns").jobs, StepPlan(namespace="ns").cancelled) == ((), ())
 
 
 def examples() -> dict[str, object]:
@@ -46,6 +47,9 @@ def examples() -> dict[str, object]:
         "ledger's figures": ledger.snapshot(),
         "pins' figures": ledger.snapshot().pins,
         "rank's figures": rank.snapshot(),
+        "ledger's view": ledger.view(),
+        "rank's view": rank.view(),
+        "plan": StepPlan(namespace="ns"),
         "rank's job": RankJob(job),
         "tracker": Tracker(1),
     }

@@ -254,6 +254,6 @@ def test_vllm_waits_for_frees_no_longer_than_the_stall_timeout_without_a_store_r
     happens, since = STALLS[what]
     ledger = make_ledger("r", "s", num_ranks=2)
     happens(ledger, store(ledger, "r", 1, now=100.0))
-    ours = dict(ledger._pins.blocks()).__getitem__
+    ours = ledger.view().pins.__getitem__
     assert ledger.has_pending_frees(ours, since + 10.0)
     assert not ledger.has_pending_frees(ours, since + 10.1)

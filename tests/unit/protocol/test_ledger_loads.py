@@ -103,6 +103,29 @@ def test_the_end_of_an_older_generations_load_changes_no_newer_tracker():
     assert ledger.load_state("r") is Load.NONE
 
 
+@pytest.mark.parametrize("sync", [False, True])
+def test_a_request_whose_load_failed_is_offered_no_hit_until_it_is_over(sync):
+    ledger = make_ledger("r", "other")
+    assert ledger.may_hit("r")
+    ledger.apply_report(bad(load(ledger, "r", sync=sync), 0, Result.FAILED, 1), 0.0)
+    ledger.begin_generation("r")
+    assert not ledger.may_hit("r")
+    assert ledger.may_hit("other")
+    ledger.end_request("r")
+    assert ledger.may_hit("r")
+    ledger.end_request("r")
+
+
+def test_good_loads_failed_stores_and_loads_of_older_generations_leave_the_next_hit_alone():
+    ledger = make_ledger("good", "saver", "r")
+    ledger.apply_report(done(load(ledger, "good")), 0.0)
+    ledger.apply_report(bad(store(ledger, "saver", 3), 0, Result.FAILED), 0.0)
+    old = load(ledger, "r", **OTHER)
+    ledger.begin_generation("r")
+    ledger.apply_report(bad(old, 0, Result.FAILED), 0.0)
+    assert ledger.view().nohit == frozenset()
+
+
 def test_what_a_load_brought_is_known_to_be_stored():
     ledger = make_ledger("r", "s")
     ledger.apply_report(done(load(ledger, "r")), 0.0)

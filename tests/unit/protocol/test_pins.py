@@ -8,6 +8,7 @@ def test_a_block_stays_pinned_until_the_last_job_that_pinned_it():
     pins.pin(1, (5, 6))
     pins.pin(2, (6, 7))
     assert dict(pins.blocks()) == {5: 1, 6: 2, 7: 1}
+    assert (pins.held(1), pins.held(2), pins.held(3)) == ((5, 6), (6, 7), ())
 
     assert pins.unpin(1) == (6, 5)
 
