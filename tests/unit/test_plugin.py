@@ -20,17 +20,14 @@ def bare_loggers():
             logger.handlers, logger.level = handlers, level
 
 
-def test_lines_appear_where_those_of_vllm_do():
+def test_lines_appear_where_those_of_vllm_do(caplog):
     with bare_loggers() as (ours, theirs):
-        records: list[str] = []
-        handler = logging.Handler()
-        handler.emit = lambda record: records.append(record.getMessage())
-        theirs.addHandler(handler)
+        theirs.addHandler(caplog.handler)
         theirs.setLevel(logging.INFO)
         share_vllm_logging()
         share_vllm_logging()
         logging.getLogger("kvledger.connector").info("seen once")
-        assert records == ["seen once"]
+        assert caplog.messages == ["seen once"]
         assert ours.propagate
 
 

@@ -1,6 +1,7 @@
 """The protocol's values: a job's life and results, defaults, and that what travels or is handed out cannot be changed."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,7 @@ def test_what_a_job_or_report_is_when_nothing_more_is_said():
     assert (StepPlan(namespace="ns").jobs, StepPlan(namespace="ns").cancelled) == ((), ())
 
 
-def examples() -> dict[str, object]:
+def examples() -> dict[str, Any]:
     ledger = make_ledger("r")
     job = store(ledger, "r", 1)
     rank = RankLedger(rank=0, stuck_after_s=1.0, quarantine_s=1.0)

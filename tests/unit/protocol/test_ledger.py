@@ -1,11 +1,12 @@
 """The scheduler side's ledger: names and numbers, pins, reports, generations, resets, figures."""
 
 import random
+from collections.abc import Callable
 
 import pytest
 
 from kvledger.errors import ProtocolError
-from kvledger.protocol import Decline, Job, Kind, Ledger, Result, Settled
+from kvledger.protocol import Decline, Job, Kind, Ledger, Result
 from kvledger.protocol import ledger as ledger_module
 from tests.support.ledgers import (
     BLOCKS,
@@ -17,14 +18,9 @@ from tests.support.ledgers import (
     load,
     make_ledger,
     nothing_to_store,
+    settle,
     store,
 )
-
-
-def settle(ledger: Ledger, job: Job) -> Settled:
-    """The job after good reports of both ranks."""
-    ledger.apply_report(done(job, 1), 0.0)
-    return settle(ledger, done(job, 0))
 
 
 class TestJobs:
@@ -64,10 +60,11 @@ class TestReports:
         ledger = make_ledger("r", num_ranks=2)
         job = store(ledger, "r", 2)
         ledger.end_generation("r")
-        for rank in (0, 1):
-            assert ledger.snapshot().pins.blocks == 2
-            assert ledger.has_open_jobs()
-            settled = settle(ledger, done(job, rank))
+        ledger.apply_report(done(job, 0), 0.0)
+        assert ledger.snapshot().pins.blocks == 2
+        assert ledger.has_open_jobs()
+
+        settled = settle(ledger, done(job, 1))
 
         assert (settled.released, settled.current) == ((11, 10), False)
 
@@ -111,10 +108,10 @@ class TestGenerations:
         ledger.begin_generation("r")
         new = store(ledger, "r", 4, **OTHER)
 
-        assert not ledger.apply_report(bad(old, 0, Result.FAILED), 0.0).current
+        assert not settle(ledger, bad(old, 0, Result.FAILED)).current
 
         assert ledger.progress("r") == (4, ())
-        assert ledger.apply_report(done(new), 5.0).current
+        assert settle(ledger, done(new)).current
 
 
 class TestReset:
@@ -209,7 +206,7 @@ def test_counts_agree_with_a_naive_twin_on_random_runs(seed):
             job_id = rng.choice(sorted(owed))
             rank = rng.choice(sorted(owed[job_id]))
             report = rng.choice([done(jobs[job_id], rank), bad(jobs[job_id], rank, Result.FAILED, 0)])
-            settled = settle(ledger, report, float(step))
+            settled = ledger.apply_report(report, float(step))
             owed[job_id].discard(rank)
             assert (settled is not None) == (not owed[job_id])
             if not owed[job_id]:
@@ -237,14 +234,20 @@ def test_pending_frees_are_of_blocks_that_hang_on_nothing_but_our_pins():
     assert not ledger.has_pending_frees(references.__getitem__, 0.0)
 
 
-STALLS = {
+STALLS: dict[str, tuple[Callable[[Ledger, Job], object], float]] = {
     "nothing else happens": (lambda ledger, job: None, 100.0),
     "a rank reports": (lambda ledger, job: ledger.apply_report(done(job), 109.0), 109.0),
     "a rank fails": (lambda ledger, job: ledger.apply_report(bad(job, 0, Result.FAILED), 109.0), 109.0),
     "more is pinned": (lambda ledger, job: store(ledger, "r", 2, now=109.0), 100.0),
     "a load begins": (lambda ledger, job: load(ledger, "s", now=109.0, **OTHER), 100.0),
     "a load ends": (lambda ledger, job: ledger.apply_report(done(load(ledger, "s", **OTHER)), 109.0), 100.0),
-    "a new busy period": (lambda ledger, job: (settle(ledger, job), store(ledger, "r", 2, now=200.0)), 200.0),
+    "a new busy period": (
+        lambda ledger, job: [
+            *(ledger.apply_report(done(job, rank), 109.0) for rank in (0, 1)),
+            store(ledger, "r", 2, now=200.0),
+        ],
+        200.0,
+    ),
 }
 """What happens after the first pins at 100 s, and since when a stall is counted then."""
 

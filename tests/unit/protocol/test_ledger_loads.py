@@ -1,5 +1,7 @@
 """Loads in the ledger: who hears of them, who rests on them, and what their end changes."""
 
+from typing import Any
+
 import pytest
 
 from kvledger.protocol import Decline, Kind, Load, Result
@@ -155,7 +157,7 @@ class TestSynchronousLoadsThatOthersShare:
         assert nothing_to_store(ledger, "sharer", 4)
         ledger.end_generation("loader")
 
-        assert ledger.apply_report(bad(job, 0, Result.FAILED), 0.0).tainted == ("sharer",)
+        assert settle(ledger, bad(job, 0, Result.FAILED)).tainted == ("sharer",)
 
     def test_the_loaders_next_generation_waits_for_the_old_load_like_anyone_else(self):
         ledger = make_ledger("r")
@@ -163,14 +165,14 @@ class TestSynchronousLoadsThatOthersShare:
         ledger.begin_generation("r")
         assert nothing_to_store(ledger, "r", 2)
 
-        assert ledger.apply_report(bad(job, 0, Result.FAILED), 0.0).tainted == ("r",)
+        assert settle(ledger, bad(job, 0, Result.FAILED)).tainted == ("r",)
         assert ledger.load_state("r") is Load.TAINTED
 
     def test_a_generation_waits_for_every_load_it_shares(self):
         ledger = make_ledger("one", "two", "sharer")
         first = load(ledger, "one", sync=True)
         second = load(ledger, "two", sync=True, blocks=OTHER_BLOCKS[:2], hashes=OTHER_HASHES[:2])
-        both = {"blocks": [*BLOCKS[:2], *OTHER_BLOCKS], "hashes": [*HASHES[:2], *OTHER_HASHES]}
+        both: dict[str, Any] = {"blocks": [*BLOCKS[:2], *OTHER_BLOCKS], "hashes": [*HASHES[:2], *OTHER_HASHES]}
         for job in (first, second):
             assert nothing_to_store(ledger, "sharer", 6, **both)
             ledger.apply_report(done(job), 0.0)

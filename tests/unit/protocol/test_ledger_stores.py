@@ -1,5 +1,7 @@
 """Stores in the ledger: what it issues, what it leaves for later, and under which name each block left is counted."""
 
+from typing import Any
+
 import pytest
 
 from kvledger.protocol import Decline, Result
@@ -84,7 +86,7 @@ class TestDeclined:
     @pytest.mark.parametrize("size", [3, 2_000])
     def test_known_blocks_are_counted_and_passed_over(self, size):
         ledger = make_ledger("a", "b", max_pinned_blocks=size + 1)
-        table = {"blocks": range(size + 1), "hashes": [i.to_bytes(8, "big") for i in range(size + 1)]}
+        table: dict[str, Any] = {"blocks": range(size + 1), "hashes": [i.to_bytes(8, "big") for i in range(size + 1)]}
         ledger.apply_report(done(store(ledger, "a", size, **table)), 0.0)
         assert store(ledger, "b", size + 1, **table).block_ids == (size,)
         assert declined(ledger) == {Decline.KNOWN.value: size}
@@ -221,7 +223,7 @@ class TestPressure:
         ledger.apply_report(bad(store(ledger, "refused", 1, **OTHER), 0, Result.REFUSED), 0.0)
         store(ledger, "refused", 1, now=1.0, **OTHER)
         load(ledger, "loading", sync=True, blocks=[1], hashes=[b"loading"])
-        more = {"now": 2.0, "blocks": [30], "hashes": [b"more"]}
+        more: dict[str, Any] = {"now": 2.0, "blocks": [30], "hashes": [b"more"]}
 
         assert ledger.wants_store("next", 1, 2.0)
         assert nothing_to_store(ledger, "next", 1, **more)

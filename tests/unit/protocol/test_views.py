@@ -1,7 +1,6 @@
 """`view()` of both ledgers: the whole state in the model's words, and nothing that changes with the ledger later."""
 
-from kvledger.protocol import Kind, Life, Load, Report, Result
-from kvledger.protocol.views import LedgerView, OpenJobView, RankView, TrackerView
+from kvledger.protocol import Kind, LedgerView, Life, Load, OpenJobView, RankView, Report, Result, TrackerView
 from tests.support.ledgers import HASHES, OTHER, bad, done, load, make_job, make_ledger, make_rank, store
 
 

@@ -3,10 +3,12 @@
 import threading
 import time
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
 
 from kvledger.keys import KeySpace, parse_key
+from kvledger.mooncake.client import StoreClient
 from kvledger.protocol import Breaker
 from kvledger.scheduler.lookup import Lookup, LookupService
 
@@ -54,7 +56,7 @@ class World:
         self.now = 100.0
         self.store = Store()
         self.service = LookupService(
-            client=self.store,
+            client=cast(StoreClient, self.store),
             keys=KEYS,
             shards=2,
             chunk_blocks=2,

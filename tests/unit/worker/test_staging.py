@@ -7,7 +7,7 @@ import pytest
 from kvledger.config import Settings
 from kvledger.errors import ConfigError
 from kvledger.protocol import Breaker, Kind
-from kvledger.worker.staging import StagingArea
+from kvledger.worker.staging import Slot, StagingArea
 
 MIB = 1 << 20
 QUARANTINE_S = 120.0
@@ -31,12 +31,18 @@ def default_area(object_bytes: int) -> StagingArea:
     )
 
 
+def take(area: StagingArea, count: int, now: float = 0.0) -> Slot:
+    """Rows for a transfer; the test fails if there are none."""
+    slot = area.take(count, now)
+    if slot is None:
+        pytest.fail(f"expected room for {count}")
+    return slot
+
+
 def lose_a_batch(area: StagingArea, now: float) -> int:
     """A transfer of as many objects as may be sent at once does not end; their number (0: none was possible)."""
-    count = min(area.batch_objects, area.room(now))
-    slot = area.take(max(1, count), now)
-    if slot is not None:
-        area.quarantine(slot, now)
+    if count := min(area.batch_objects, area.room(now)):
+        area.quarantine(take(area, count, now), now)
     return count
 
 
@@ -46,7 +52,7 @@ class TestDefaultSettings:
         area = default_area(object_bytes)
         for _ in range(3):
             assert area.room(0.0) >= area.batch_objects == 64 * MIB // object_bytes
-            area.give_back(area.take(area.batch_objects, 0.0))
+            area.give_back(take(area, area.batch_objects))
 
     def test_after_two_transfers_that_never_ended_there_is_room(self, object_bytes):
         area = default_area(object_bytes)
@@ -72,27 +78,27 @@ def test_store_whose_transfers_never_end_does_not_use_up_a_lane(object_bytes):
 class TestRows:
     def test_of_a_late_transfer_are_used_by_nobody_before_the_bound(self):
         area = make_area(quarantine_s=5.0)
-        late = area.take(4, 0.0)
+        late = take(area, 4)
         area.quarantine(late, 1.0)
         for now in (1.0, 5.9):
-            slot = area.take(2, now)
+            slot = take(area, 2, now)
             assert slot.first >= 4
             assert area.take(3, now) is None
             area.give_back(slot)
         assert area.room(5.9) == 2
         assert area.room(6.0) == 4
-        assert area.take(4, 6.0).address == late.address
+        assert take(area, 4, 6.0).address == late.address
 
     def test_only_those_that_a_transfer_used_are_held_back(self):
         area = make_area(rows=9)
-        area.quarantine(area.take(1, 0.0), 0.0)
+        area.quarantine(take(area, 1), 0.0)
         assert area.room(0.0) == 4
 
     def test_last_one_can_be_taken_and_then_there_is_none(self):
         area = make_area(rows=2)
         for _ in range(2):
             assert area.room(0.0) == 1
-            area.quarantine(area.take(1, 0.0), 0.0)
+            area.quarantine(take(area, 1), 0.0)
         assert area.room(0.0) == 0
         assert area.take(1, 0.0) is None
         assert area.room(QUARANTINE_S) == 1
@@ -101,8 +107,8 @@ class TestRows:
         area = make_area()
         registered = []
         area.register(lambda address, size: registered.append((address, size)))
-        area.quarantine(area.take(3, 0.0), 0.0)
-        slot = area.take(2, 0.0)
+        area.quarantine(take(area, 3), 0.0)
+        slot = take(area, 2)
         slot.rows[1] = 7
         assert slot.rows.shape == (2, 64)
         assert registered == [(area.buffer.data_ptr(), 8 * 64)]
