@@ -1,4 +1,4 @@
-"""Every reference in the repository leads somewhere: G7, W-25, K2 and their like, links, paths of pages, names of tests.
+"""Every reference in the repository leads somewhere: G7, W-25, K2 and their like, links, paths of files, names of tests.
 
 A number is looked for where people write it: in the comments and strings of Python, the comments of TLA+, and the whole
 text of everything else. So a variable K1 is no reference, and a string "K1" is one.
@@ -27,7 +27,7 @@ LINTER = re.compile(r"noqa(: ?[A-Z]+\d+(, ?[A-Z]+\d+)*)?")  # the linter's rules
 
 FOLDERS = ("bench", "conformance", "demo", "docs", "impl", "scripts", "spec", "tests")
 DATA = (".json", ".gz", ".lock")
-PAGE = re.compile(rf"(?<![\w./*-])(?:{'|'.join(FOLDERS)})/[\w./*-]+\.md\b")
+FILE = re.compile(rf"(?<![\w./*-])(?:{'|'.join(FOLDERS)})/[\w./*-]+\.(?:md|py|sh|toml|tla|cfg|gz)\b")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -127,10 +127,10 @@ def test_each_link_leads_to_a_file_and_a_heading() -> None:
     assert [f"{name(p)}: {link}" for p in pages() for link in broken_links(p, p.read_text(encoding="utf-8"))] == []
 
 
-def test_each_page_that_is_named_exists() -> None:
-    named = {(name(p), page) for p in tracked() for page in PAGE.findall(written(p))}
-    assert len(named) > 20
-    assert sorted(f"{where}: {page}" for where, page in named if not any(ROOT.glob(page))) == []
+def test_each_file_that_is_named_exists() -> None:
+    named = {(name(p), file) for p in tracked() for file in FILE.findall(written(p))}
+    assert len(named) > 100
+    assert sorted(f"{where}: {file}" for where, file in named if not any(ROOT.glob(file))) == []
 
 
 def test_each_test_that_a_page_names_exists() -> None:
