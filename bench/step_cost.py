@@ -4,12 +4,11 @@ Both connectors in one run, interleaved, around vLLM's real scheduler; no model,
 time in `build_connector_meta` (median) and bytes of pickled metadata sent to every rank. Figures depend on the
 machine; the ratio is the point.
 
-    .venv/bin/python -m bench.step_cost [--requests 128 512 1024] [--steps 50] [--json FILE]
+    ./dev bench step_cost [--requests 128 512 1024] [--steps 50] [--json FILE]
 """
 
 import argparse
 import json
-import os
 import pickle
 import statistics
 import tempfile
@@ -17,61 +16,33 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
 from vllm import SamplingParams
-from vllm.config import KVTransferConfig
-from vllm.engine.arg_utils import EngineArgs
-from vllm.utils.hashing import sha256
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
-from vllm.v1.structured_output import StructuredOutputManager
 
 from kvledger.metadata import LedgerMetadata
 from kvledger.mooncake.embedded import running_embedded
 from kvledger.protocol import Report, Result
+from kvledger_conformance.engine import compat
+from kvledger_conformance.suite import targets
 
 BLOCK = 32
 PROMPT_TOKENS = 3 * BLOCK
-MODEL = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "vocab_size": 512,
-    "max_position_embeddings": 4096,
-}
+CONNECTORS = {"in-tree": targets.VLLM, "kvledger": targets.KVLEDGER}
 
 
-def make_scheduler(model: Path, connector: str, extra: dict[str, Any], requests: int) -> Scheduler:
-    config = EngineArgs(
-        model=str(model),
-        load_format="dummy",
-        skip_tokenizer_init=True,
-        dtype="float32",
+def make_scheduler(target: targets.Target, address: str, requests: int) -> Scheduler:
+    """vLLM's scheduler with room for all the requests, around the target's scheduler side."""
+    shape = compat.Shape(
+        num_blocks=requests * 8 + 1,
         block_size=BLOCK,
         max_model_len=1024,
         max_num_seqs=requests,
         max_num_batched_tokens=max(4096, requests * PROMPT_TOKENS),
-        kv_transfer_config=KVTransferConfig(
-            kv_connector=connector, kv_role="kv_both", kv_connector_extra_config={**extra, "enable_lookup": False}
-        ),
-    ).create_engine_config()
-    spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=2, head_size=32, dtype=torch.float32)
-    groups = [KVCacheGroupSpec(["l0", "l1"], spec)]
-    blocks = requests * 8 + 1
-    config.cache_config.num_gpu_blocks = blocks
-    return Scheduler(
-        vllm_config=config,
-        kv_cache_config=KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=groups),
-        structured_output_manager=StructuredOutputManager(config),
-        block_size=BLOCK,
     )
+    extra = {**target.extra(address), "enable_lookup": False}
+    return compat.make_scheduler(shape, compat.make_config(shape, target.class_name, target.module, extra))
 
 
 class Bench:
@@ -81,7 +52,7 @@ class Bench:
         self.scheduler = scheduler
         self.seconds: list[float] = []
         self.bytes: list[int] = []
-        hasher = get_request_block_hasher(BLOCK, sha256)
+        hasher = compat.make_hasher(BLOCK)
         params = SamplingParams(temperature=0, max_tokens=800, ignore_eos=True)
         for i in range(requests):
             prompt = [3 + (i * 7 + k) % 500 for k in range(PROMPT_TOKENS)]
@@ -112,10 +83,8 @@ class Bench:
             side.apply_reports(Report(job_id=j.job_id, rank=0, result=Result.DONE) for j in metadata.plan.jobs)
 
 
-def measure(model: Path, address: str, requests: int, steps: int) -> dict[str, dict[str, float]]:
-    kvledger = {"master_server_address": address, "mode": "standalone-store"}
-    kinds = {"in-tree": ("MooncakeStoreConnector", {}), "kvledger": ("MooncakeLedgerConnector", kvledger)}
-    benches = {name: Bench(make_scheduler(model, *kind, requests), requests) for name, kind in kinds.items()}
+def measure(address: str, requests: int, steps: int) -> dict[str, dict[str, float]]:
+    benches = {n: Bench(make_scheduler(target, address, requests), requests) for n, target in CONNECTORS.items()}
     for bench in benches.values():
         for _ in range(10):
             bench.step()  # the prefill, and what the pin budget spread over the next steps
@@ -139,19 +108,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
-    init_none_hash(sha256)
     rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        model = Path(folder) / "model"
-        model.mkdir()
-        (model / "config.json").write_text(json.dumps(MODEL))
-        with running_embedded(Path(folder) / "store", 64 << 20) as store:
-            settings = {"master_server_address": store.master_address, "metadata_server": "P2PHANDSHAKE"}
-            (Path(folder) / "mooncake.json").write_text(json.dumps({**settings, "protocol": "tcp"}))
-            os.environ["MOONCAKE_CONFIG_PATH"] = str(Path(folder) / "mooncake.json")
-            for requests in arguments.requests:
-                found = measure(model, store.master_address, requests, arguments.steps)
-                rows.append({"requests": requests, **{f"{k} {m}": v for k, r in found.items() for m, v in r.items()}})
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running_embedded(folder, 64 << 20) as store,
+        targets.VLLM.around(time.monotonic, store.master_address),
+    ):
+        for requests in arguments.requests:
+            found = measure(store.master_address, requests, arguments.steps)
+            rows.append({"requests": requests, **{f"{k} {m}": v for k, r in found.items() for m, v in r.items()}})
     print(
         f"{'requests':>8}  {'in-tree ms':>10}  {'kvledger ms':>11}  {'ratio':>6}  {'in-tree B':>10}  {'kvledger B':>10}"
     )

@@ -77,11 +77,9 @@ def running(
     `store`: a world, for the stand-in to serve, or the address of a real Mooncake master. On a real store, time and
     transfers are real: nothing can be held or scripted, and what needs to see each transfer is not checked.
     """
-    clock = VirtualClock()
-    real = isinstance(store, str)
-    world = World() if isinstance(store, str) else store
+    clock, real = VirtualClock(), isinstance(store, str)
     with contextlib.ExitStack() as stack:
-        address = store if isinstance(store, str) else stack.enter_context(_serving(store))
+        world, address = stack.enter_context(_serving(store))
         connector_class = target.load()  # here: its module may say `from mooncake.store import ...`
         stack.enter_context(target.around(time.monotonic if real else clock, address))
         extra = {**target.extra(address), **target.options}
@@ -102,7 +100,7 @@ def running(
             raise Impossible(f"the connector refuses two steps in flight: {error}") from error
         engine.refine = target.refine
         if real:
-            engine.rest = lambda: None  # Mooncake's own threads poll for ever
+            engine.rest = lambda: None  # steps go on while transfers run
         try:
             yield engine
         finally:
@@ -114,10 +112,13 @@ def running(
 
 
 @contextlib.contextmanager
-def _serving(world: World) -> Iterator[str]:
-    """The stand-in in place of Mooncake, and the address of its master."""
-    with standin.installed(world), contextlib.closing(master.MasterPort()) as port:
-        yield port.address
+def _serving(store: World | str) -> Iterator[tuple[World, str]]:
+    """The engine's world, which is the stand-in's or nobody's, and the address of the store's master."""
+    if isinstance(store, str):
+        yield World(), store
+        return
+    with standin.installed(store), contextlib.closing(master.MasterPort()) as port:
+        yield store, port.address
 
 
 def _shutdown(engine: Engine) -> None:
