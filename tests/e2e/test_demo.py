@@ -52,6 +52,7 @@ def assert_all_holds(code: int, values: dict[str, Any], output: str) -> None:
     assert values, output
     assert values["faults"] == [], output
     assert code == 0, output
+    assert output.endswith("\nall of it holds\n"), output
     assert values["outputs_equal"] is True
     assert values["objects_audited"] > 0
     assert values["objects_poisoned"] == 0
