@@ -66,14 +66,15 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Modules below a folder."""
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*.py")}
+    """Modules below a folder, and the text that they read."""
+    files = [*folder.rglob("*.py"), folder / "suite" / "scenarios.txt"]
+    return {str(p.relative_to(folder)): p.read_bytes() for p in files}
 
 
-def test_wheel_has_every_module_of_the_suite_and_nothing_else(unpacked):
+def test_wheel_has_every_module_of_the_suite_its_scenarios_and_nothing_else(unpacked):
     package = unpacked / "kvledger_conformance"
     assert contents(package) == contents(SUITE / "kvledger_conformance")
-    assert {p.suffix for p in package.rglob("*") if p.is_file()} == {".py"}
+    assert {str(p.relative_to(package)) for p in package.rglob("*") if p.is_file()} == set(contents(package))
     (metadata,) = unpacked.glob("*.dist-info/METADATA")
     assert "# A conformance suite for vLLM KV connectors" in metadata.read_text()
     assert list(unpacked.glob("*.dist-info/licenses/LICENSE"))
