@@ -180,9 +180,9 @@ class LedgerAdapter:
     def _tokens(self, before: State, after: State, name: str, full: int | None = None) -> int:
         """Tokens scheduled for a request: a block, or half of one."""
         r = int(name) - 1
-        done = before["full"][r] if full is None else full
+        done: int = before["full"][r] if full is None else full
         self.requests[name].num_computed_tokens = done * BLOCK_SIZE
-        return max(1, (after["full"][r] - done) * BLOCK_SIZE)
+        return max(1, int(after["full"][r] - done) * BLOCK_SIZE)
 
     def _build(self, before: State, after: State, name: str, tokens: int) -> None:
         if before["nextJob"] > self.bounds.max_job:  # the model's only bound on time: as if the budget were used up
@@ -192,7 +192,7 @@ class LedgerAdapter:
         self.requests[name].num_computed_tokens += tokens
 
     def _send(self, output: StepOutput, before: State, after: State) -> None:
-        step = self.side.build_step(output)  # type: ignore[arg-type]
+        step = self.side.build_step(output)
         for job in step.jobs:
             self.jobs[job.job_id] = job
             sent = after["job"][before["nextJob"] - 1] if before["nextJob"] <= len(after["job"]) else {"items": ()}
@@ -215,7 +215,7 @@ class LedgerAdapter:
         self.do_Preempt(before, after)
 
     def do_Finish(self, before: State, after: State) -> None:  # noqa: N802
-        self.side.finished(self.requests[str(_changed(before["rst"], after["rst"]) + 1)])  # type: ignore[arg-type]
+        self.side.finished(self.requests[str(_changed(before["rst"], after["rst"]) + 1)])
 
     do_Abort = do_Finish  # noqa: N815
 

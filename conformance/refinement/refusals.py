@@ -109,9 +109,9 @@ def _emit(adapter: LedgerAdapter, request: str, tracker: State) -> Iterator[Atte
 def _hits(adapter: LedgerAdapter, name: str, state: State) -> Iterator[Attempt]:
     request, r = adapter.requests[name], int(name) - 1
     if state["nohit"][r]:
-        yield f"a hit offered to {name}, whose load failed,", lambda: adapter.side.match(request, 0)[0] != 0  # type: ignore[arg-type]
+        yield f"a hit offered to {name}, whose load failed,", lambda: adapter.side.match(request, 0)[0] != 0
     if state["rst"][r] == "running" and request.num_computed_tokens and name not in adapter.side.view().asked:
         yield (
             f"tokens accepted for {name} that nobody offered",
-            lambda: adapter.side.admitted(request, [1], BLOCK_SIZE),  # type: ignore[arg-type]
+            lambda: adapter.side.admitted(request, [1], BLOCK_SIZE),
         )

@@ -1,5 +1,7 @@
 """`suite/scenarios.txt`: what a line becomes, and that one which means nothing is refused by file, line and remedy."""
 
+from typing import Any
+
 import pytest
 
 from kvledger_conformance.engine.compat import Shape
@@ -25,7 +27,7 @@ shape: ranks=2 role=kv_producer
 
 
 def test_lines_become_actions():
-    script = [
+    script: list[dict[str, Any]] = [
         {"do": "add", "name": "a", "blocks": "abc", "tail": 1, "tokens": 2},
         {"do": "steps", "count": 8},
         {"do": "add", "name": "b", "blocks": "ab", "tail": 1, "tokens": 8, "stop": 3},

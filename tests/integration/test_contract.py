@@ -1,13 +1,15 @@
 """vLLM's real scheduler and block pool, the real connector, a real store: what must hold whatever vLLM does."""
 
+import functools
 import os
 import signal
 import time
+from typing import Any
 
 import pytest
 from vllm.v1.request import RequestStatus
 
-from demo.faults import Fault, Gate
+from demo.faults import Fault, Gate, Operation
 from kvledger.mooncake.embedded import running_embedded
 from tests.support.live import LiveEngine, live_engine
 
@@ -17,7 +19,7 @@ PROMPT_B = list(range(200, 220))
 
 def filled(engines, **facts) -> LiveEngine:
     """An idle engine that has served prompt A, and stored it."""
-    engine = engines(**facts)
+    engine: LiveEngine = engines(**facts)
     engine.add("a", PROMPT_A)
     engine.run_to_idle()
     return engine
@@ -40,7 +42,7 @@ def test_second_engine_serves_the_prompts_from_the_store(engines, ranks, load_as
     assert len(cold.stored_keys()) == 10 * ranks
 
 
-def hold(engine: LiveEngine, operation: str, *, rank: int = 0, call: int | None = None) -> Gate:
+def hold(engine: LiveEngine, operation: Operation, *, rank: int = 0, call: int | None = None) -> Gate:
     """Hold this rank's calls of an operation."""
     held = Gate()
     client = engine.clients[f"rank{rank}"]
@@ -304,7 +306,7 @@ class TestStoreTrouble:
         engine.assert_right()
 
     def test_dead_master_costs_hits_only_and_no_long_wait(self, tmp_path):
-        bounds = {"lookup_wait_s": 0.01, "lookup_timeout_s": 0.5, "breaker_open_s": 30.0}
+        bounds: dict[str, Any] = {"lookup_wait_s": 0.01, "lookup_timeout_s": 0.5, "breaker_open_s": 30.0}
         with (
             running_embedded(tmp_path / "store", 32 << 20) as store,
             live_engine(store, ranks=2, **bounds) as engine,
@@ -314,7 +316,7 @@ class TestStoreTrouble:
             os.kill(store.master_pid, signal.SIGKILL)
             for i in range(8):
                 engine.add(f"r{i}", [500 + i] * 20, max_tokens=20)
-                engine.run(lambda r=f"r{i}": engine.requests[r].is_finished())
+                engine.run(functools.partial(lambda r: engine.requests[r].is_finished(), f"r{i}"))
             engine.run_to_idle(timeout_s=90)
             engine.assert_outputs()
             engine.assert_idle()

@@ -26,9 +26,8 @@ def loading(engines) -> Iterator[tuple[LiveEngine, Gate]]:
     held.open()
 
 
-def generation(engine: LiveEngine) -> int | None:
-    tracker = engine.connector.scheduler_side.view().ledger.trk.get("a")
-    return None if tracker is None else int(tracker.gen)
+def generation(engine: LiveEngine) -> int:
+    return int(engine.connector.scheduler_side.view().ledger.trk["a"].gen)
 
 
 def test_the_request_is_a_new_generation(loading):

@@ -40,7 +40,7 @@ def recorded(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_failed_synchronous_load_tells_whom_it_taints_and_what_leaves_the_cache(store, tmp_path):
-    facts = {"cache_prefix": "taints", "load_async": False}
+    facts: dict[str, Any] = {"cache_prefix": "taints", "load_async": False}
     with live_engine(store, **facts) as cold:
         cold.add("a", PROMPT)
         cold.run_to_idle()

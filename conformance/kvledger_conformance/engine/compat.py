@@ -168,7 +168,8 @@ def make_hasher(block_size: int) -> Callable[[Any], list[Any]]:
     """Block hashes as vLLM makes them. The seed is random per process before 0.32; the replays want it fixed."""
     os.environ.setdefault("PYTHONHASHSEED", "0")
     kv_cache_utils.init_none_hash(sha256)
-    return kv_cache_utils.get_request_block_hasher(block_size, sha256)
+    hasher: Callable[[Any], list[Any]] = kv_cache_utils.get_request_block_hasher(block_size, sha256)
+    return hasher
 
 
 @contextlib.contextmanager
