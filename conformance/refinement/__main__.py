@@ -13,7 +13,12 @@ from kvledger_conformance.suite import loading
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    out = argparse.ArgumentParser(prog="./dev conformance", description=__doc__, allow_abbrev=False)
+    out = argparse.ArgumentParser(
+        prog="./dev conformance",
+        description=__doc__,
+        epilog="and the suite's own: run (the default), replay, matrix, properties; each has --help",
+        allow_abbrev=False,
+    )
     commands = out.add_subparsers(metavar="COMMAND", required=True)
     tours = suite.add_command(commands, "tours", _tours, "drive kvledger along every edge of every slice of the model")
     tours.add_argument("--profile", default="dev", choices=suite.PROFILES, help="nightly: the two larger slices, too")
@@ -46,7 +51,7 @@ COMMANDS = ("tours", "walk", "twins", "two-sided", "summary")
 
 def main(argv: list[str]) -> int:
     """Run a command of this package, or one of the suite with kvledger's predicates added; exit codes are the suite's."""
-    if argv[:1] and argv[0] in COMMANDS:
+    if argv[:1] and argv[0] in (*COMMANDS, "-h", "--help"):
         try:
             return suite.carry_out(parser().parse_args(argv), argv)
         except java.Missing as error:
