@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from conformance.refinement.twins.patching import Patch, named_patch, swap
+from conformance.refinement.twins.patching import Patch, Swap, named_patch
 from kvledger import assembly
 from kvledger.protocol import Job, Kind
 from kvledger.worker.fence import Fence
@@ -12,7 +12,7 @@ DEPTH_PATCHES: dict[str, Patch] = {}
 
 
 @named_patch(DEPTH_PATCHES, "load-under-running-step")
-def load_under_running_step() -> Iterator[None]:
+def load_under_running_step() -> Iterator[Swap]:
     """A producer loads under asynchronous scheduling, and no load waits for the steps before it: the target may be a
     block that one of them still writes. (Either guard alone is enough.)"""
     run = Transfer.run
@@ -20,12 +20,11 @@ def load_under_running_step() -> Iterator[None]:
     def unordered(self: Transfer, job: Job, fence: Fence) -> None:
         run(self, job, fence if job.kind is Kind.STORE else Fence(None))
 
-    with swap(assembly, "may_load", lambda **_start: True), swap(Transfer, "run", unordered):
-        yield
+    yield assembly, "may_load", lambda **_start: True
+    yield Transfer, "run", unordered
 
 
 @named_patch(DEPTH_PATCHES, "sync-load-under-next-step")
-def sync_load_under_next_step() -> Iterator[None]:
+def sync_load_under_next_step() -> Iterator[Swap]:
     """Synchronous loads although the next step is scheduled before a failure is known."""
-    with swap(assembly, "check_pipeline", lambda _settings, _steps_in_flight: None):
-        yield
+    yield assembly, "check_pipeline", lambda _settings, _steps_in_flight: None

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from conformance.refinement.twins.patches import PATCHES
-from conformance.refinement.twins.patching import Patch, named_patch, swap
+from conformance.refinement.twins.patching import Patch, Swap, named_patch
 from kvledger.protocol import Job, Kind, Ledger, RankLedger, Report, Result
 from kvledger.protocol.ledger import OpenJob
 from kvledger.protocol.pins import PinTable
@@ -20,7 +20,7 @@ LEDGER_PATCHES: dict[str, Patch] = {}
 """By mutant of the model."""
 
 
-def _pins_only(part: slice) -> Any:
+def _pins_only(part: slice) -> Iterator[Swap]:
     """References and pin table hold only a part of the blocks that a job reads."""
     pin = PinTable.pin
 
@@ -30,27 +30,24 @@ def _pins_only(part: slice) -> Any:
     def touch(self: SchedulerSide, job: Job) -> None:
         self.pool.touch([self.pool.blocks[b] for b in job.block_ids[part]])
 
-    return swap(PinTable, "pin", pin_part), swap(SchedulerSide, "_pin", touch)
+    yield PinTable, "pin", pin_part
+    yield SchedulerSide, "_pin", touch
 
 
 @named_patch(LEDGER_PATCHES, "no-pins")
-def no_pins() -> Iterator[None]:
+def no_pins() -> Iterator[Swap]:
     """A store job holds no reference, and the ledger knows of none."""
-    table, pool = _pins_only(slice(0, 0))
-    with table, pool:
-        yield
+    yield from _pins_only(slice(0, 0))
 
 
 @named_patch(LEDGER_PATCHES, "tail-not-pinned")
-def tail_not_pinned() -> Iterator[None]:
+def tail_not_pinned() -> Iterator[Swap]:
     """The last block of a job is not pinned."""
-    table, pool = _pins_only(slice(0, -1))
-    with table, pool:
-        yield
+    yield from _pins_only(slice(0, -1))
 
 
 @named_patch(LEDGER_PATCHES, "failed-block-believed-stored")
-def failed_block_believed_stored() -> Iterator[None]:
+def failed_block_believed_stored() -> Iterator[Swap]:
     """Every block of a store that is over counts as stored."""
     settled = Ledger._store_settled
 
@@ -59,26 +56,23 @@ def failed_block_believed_stored() -> Iterator[None]:
         if entry.job.epoch == self._epoch:
             self._known.add(entry.job.hashes)
 
-    with swap(Ledger, "_store_settled", store_settled):
-        yield
+    yield Ledger, "_store_settled", store_settled
 
 
 @named_patch(LEDGER_PATCHES, "miss-not-forgotten")
-def miss_not_forgotten() -> Iterator[None]:
+def miss_not_forgotten() -> Iterator[Swap]:
     """What counts as stored counts as stored for ever."""
-    with swap(Ledger, "forget_known", lambda _self, _hashes: None):
-        yield
+    yield Ledger, "forget_known", lambda _self, _hashes: None
 
 
 @named_patch(LEDGER_PATCHES, "failed-hit-outlives-request")
-def failed_hit_outlives_request() -> Iterator[None]:
+def failed_hit_outlives_request() -> Iterator[Swap]:
     """That a hit failed is remembered for the request id."""
-    with swap(Ledger, "end_request", lambda _self, _request_id: None):
-        yield
+    yield Ledger, "end_request", lambda _self, _request_id: None
 
 
 @named_patch(LEDGER_PATCHES, "count-per-request")
-def count_per_request() -> Iterator[None]:
+def count_per_request() -> Iterator[Swap]:
     """As many reports as there are ranks, of any jobs of a request id, complete all its jobs."""
 
     def apply_reports(self: SchedulerSide, reports: list[Report]) -> None:
@@ -96,12 +90,11 @@ def count_per_request() -> Iterator[None]:
             if heard[entry.request_id] >= len(ledger._ranks):
                 self._settle(ledger._settle(entry, now))
 
-    with swap(SchedulerSide, "apply_reports", apply_reports):
-        yield
+    yield SchedulerSide, "apply_reports", apply_reports
 
 
 @named_patch(LEDGER_PATCHES, "late-report-to-new-job")
-def late_report_to_new_job() -> Iterator[None]:
+def late_report_to_new_job() -> Iterator[Swap]:
     """A report counts for the latest job of its request id, which so appears to be over, and well."""
     apply = Ledger.apply_report
 
@@ -112,12 +105,11 @@ def late_report_to_new_job() -> Iterator[None]:
             return None
         return apply(self, Report(job_id=latest, rank=report.rank, result=Result.DONE), now)
 
-    with swap(Ledger, "apply_report", apply_report):
-        yield
+    yield Ledger, "apply_report", apply_report
 
 
 @named_patch(LEDGER_PATCHES, "raise-before-try")
-def raise_before_try() -> Iterator[None]:
+def raise_before_try() -> Iterator[Swap]:
     """A job whose start raises is gone from the rank, without a report."""
     start = RankLedger.start
 
@@ -128,12 +120,11 @@ def raise_before_try() -> Iterator[None]:
             self._retired[job.job_id] = None
         return job
 
-    with swap(RankLedger, "start", start_and_lose):
-        yield
+    yield RankLedger, "start", start_and_lose
 
 
 @named_patch(LEDGER_PATCHES, "lost-load-completion")
-def lost_load_completion() -> Iterator[None]:
+def lost_load_completion() -> Iterator[Swap]:
     """A job that failed is not reported, store or load."""
     finish = RankLedger.finish
 
@@ -144,22 +135,20 @@ def lost_load_completion() -> Iterator[None]:
         self._retired[job_id] = None
         return True
 
-    with swap(RankLedger, "finish", finish_well):
-        yield
+    yield RankLedger, "finish", finish_well
 
 
 LEDGER_PATCHES["no-report-on-failure"] = LEDGER_PATCHES["lost-load-completion"]
 
 
 @named_patch(LEDGER_PATCHES, "rank-reports-twice")
-def rank_reports_twice() -> Iterator[None]:
+def rank_reports_twice() -> Iterator[Swap]:
     """Reports stay with the rank when they are handed out."""
-    with swap(RankLedger, "take_reports", lambda self: list(self._reports)):
-        yield
+    yield RankLedger, "take_reports", lambda self: list(self._reports)
 
 
 @named_patch(LEDGER_PATCHES, "release-on-timeout")
-def release_on_timeout() -> Iterator[None]:
+def release_on_timeout() -> Iterator[Swap]:
     """A job counts as over as soon as its call gives up, whatever its bytes do."""
     expire = RankLedger.expire
 
@@ -168,12 +157,11 @@ def release_on_timeout() -> Iterator[None]:
             entry.until = now
         return expire(self, now)
 
-    with swap(RankLedger, "expire", expire_now):
-        yield
+    yield RankLedger, "expire", expire_now
 
 
 @named_patch(LEDGER_PATCHES, "store-on-failed-load")
-def store_on_failed_load() -> Iterator[None]:
+def store_on_failed_load() -> Iterator[Swap]:
     """Blocks are stored while the synchronous load they rest on is pending, from the step after the load's on."""
     emit_loads, of_this_step = SchedulerSide._emit_loads, set[int]()
 
@@ -187,16 +175,13 @@ def store_on_failed_load() -> Iterator[None]:
         tracker = self._trackers.get(request_id)
         return tracker is not None and tracker.may_store and tracker.load_job not in of_this_step and storable > 0
 
-    with (
-        swap(SchedulerSide, "_emit_loads", noted),
-        swap(Ledger, "wants_store", wants_store),
-        swap(Tracker, "may_store", property(lambda self: self.load is not Load.TAINTED)),
-    ):
-        yield
+    yield SchedulerSide, "_emit_loads", noted
+    yield Ledger, "wants_store", wants_store
+    yield Tracker, "may_store", property(lambda self: self.load is not Load.TAINTED)
 
 
 @named_patch(LEDGER_PATCHES, "release-at-first-rank")
-def release_at_first_rank() -> Iterator[None]:
+def release_at_first_rank() -> Iterator[Swap]:
     """A job is over when the first rank has reported; what comes later is swallowed."""
     apply = Ledger.apply_report
 
@@ -207,8 +192,7 @@ def release_at_first_rank() -> Iterator[None]:
         entry.waiting = {report.rank}
         return apply(self, report, now)
 
-    with swap(Ledger, "apply_report", apply_report):
-        yield
+    yield Ledger, "apply_report", apply_report
 
 
 LEDGER_PATCHES |= {

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from conformance.refinement.twins.patching import Patch, named_patch, swap
+from conformance.refinement.twins.patching import Patch, Swap, named_patch
 from kvledger.mooncake import client as mooncake_client
 from kvledger.protocol import Job, Kind, Ledger, RankLedger, Report, Result
 from kvledger.worker import transfer as transfer_module
@@ -19,7 +19,7 @@ RANK_PATCHES: dict[str, Patch] = {}
 # -- reports ----------------------------------------------------------------
 
 
-def reports_again() -> Any:
+def reports_again() -> Swap:
     """Each report comes out a second time, with the next step."""
     take, said = RankSide.take_reports, WeakKeyDictionary[RankSide, list[Report]]()
 
@@ -27,18 +27,17 @@ def reports_again() -> Any:
         last, said[self] = said.get(self, []), take(self)
         return [*said[self], *last]
 
-    return swap(RankSide, "take_reports", take_reports)
+    return RankSide, "take_reports", take_reports
 
 
 @named_patch(RANK_PATCHES, "rank-reports-twice")
-def rank_reports_twice() -> Iterator[None]:
+def rank_reports_twice() -> Iterator[Swap]:
     """A rank hands each report out with two steps."""
-    with reports_again():
-        yield
+    yield reports_again()
 
 
 @named_patch(RANK_PATCHES, "no-report-on-failure")
-def no_report_on_failure() -> Iterator[None]:
+def no_report_on_failure() -> Iterator[Swap]:
     """A rank reports a store only when it succeeded."""
     finish = RankLedger.finish
 
@@ -50,12 +49,11 @@ def no_report_on_failure() -> Iterator[None]:
         self._retired[job_id] = None
         return True
 
-    with swap(RankLedger, "finish", finish_well):
-        yield
+    yield RankLedger, "finish", finish_well
 
 
 @named_patch(RANK_PATCHES, "raise-before-try")
-def raise_before_try() -> Iterator[None]:
+def raise_before_try() -> Iterator[Swap]:
     """An exception before the guarded part ends the job without a report."""
     run = Transfer.run
 
@@ -66,36 +64,33 @@ def raise_before_try() -> Iterator[None]:
             return
         run(self, job, fence)
 
-    with swap(Transfer, "run", unguarded):
-        yield
+    yield Transfer, "run", unguarded
 
 
 # -- bytes ------------------------------------------------------------------
 
 
 @named_patch(RANK_PATCHES, "release-on-timeout")
-def release_on_timeout() -> Iterator[None]:
+def release_on_timeout() -> Iterator[Swap]:
     """A transfer call that timed out is reported while its bytes may still move."""
 
     def quarantine(self: Desk, job_id: int, bad: tuple[int, ...]) -> bool:
         return self.finish(job_id, Result.INDETERMINATE, bad)
 
-    with swap(Desk, "quarantine", quarantine):
-        yield
+    yield Desk, "quarantine", quarantine
 
 
 RANK_PATCHES["late-get-after-report"] = RANK_PATCHES["release-on-timeout"]
 
 
 @named_patch(RANK_PATCHES, "slot-not-quarantined")
-def slot_not_quarantined() -> Iterator[None]:
+def slot_not_quarantined() -> Iterator[Swap]:
     """A staging slot goes back although a late transfer may still touch it."""
-    with swap(StagingArea, "quarantine", lambda self, slot, _now: self.give_back(slot)):
-        yield
+    yield StagingArea, "quarantine", lambda self, slot, _now: self.give_back(slot)
 
 
 @named_patch(RANK_PATCHES, "store-before-fence")
-def store_before_fence() -> Iterator[None]:
+def store_before_fence() -> Iterator[Swap]:
     """The transfer thread does not wait for the forward that computes the block."""
     start = RankSide.start_loads
 
@@ -109,20 +104,19 @@ def store_before_fence() -> Iterator[None]:
         bind(self, plan)
         self._accept(Kind.STORE)
 
-    with swap(RankSide, "start_loads", start_all), swap(RankSide, "bind", bind_and_start):
-        yield
+    yield RankSide, "start_loads", start_all
+    yield RankSide, "bind", bind_and_start
 
 
 @named_patch(RANK_PATCHES, "publish-after-failed-forward")
-def publish_after_failed_forward() -> Iterator[None]:
+def publish_after_failed_forward() -> Iterator[Swap]:
     """The saves of a step whose forward raised are submitted all the same."""
     submit = RankSide.submit_stores
-    with swap(RankSide, "submit_stores", lambda self, **_kwargs: submit(self, forward_failed=False)):
-        yield
+    yield RankSide, "submit_stores", lambda self, **_kwargs: submit(self, forward_failed=False)
 
 
 @named_patch(RANK_PATCHES, "short-list-believed")
-def short_list_believed() -> Iterator[None]:
+def short_list_believed() -> Iterator[Swap]:
     """A result list that is too short counts as success for the entries that are missing."""
 
     success = {"exists": 1, "put": 0, "get": 64}
@@ -131,15 +125,15 @@ def short_list_believed() -> Iterator[None]:
         del highest
         return [*(answer or ()), *[success[operation]] * keys][:keys]
 
-    with swap(mooncake_client, "_one_per_key", padded), swap(transfer_module, "_whole", lambda a, _k: a):
-        yield
+    yield mooncake_client, "_one_per_key", padded
+    yield transfer_module, "_whole", lambda a, _k: a
 
 
 # -- loads ------------------------------------------------------------------
 
 
 @named_patch(RANK_PATCHES, "sync-load-goes-on")
-def sync_load_goes_on() -> Iterator[None]:
+def sync_load_goes_on() -> Iterator[Swap]:
     """A step goes on while its synchronous load is out; the bad blocks are told a step later."""
     collect, kept = RankSide.take_bad_blocks, WeakKeyDictionary[RankSide, set[int]]()
 
@@ -147,12 +141,11 @@ def sync_load_goes_on() -> Iterator[None]:
         told, kept[self] = kept.get(self, set()), collect(self)
         return told
 
-    with swap(RankSide, "take_bad_blocks", later):
-        yield
+    yield RankSide, "take_bad_blocks", later
 
 
 @named_patch(RANK_PATCHES, "unloaded-reported-good")
-def unloaded_reported_good() -> Iterator[None]:
+def unloaded_reported_good() -> Iterator[Swap]:
     """A load starts at another block on each rank; of one that fails only the failed part is reported."""
 
     def load(self: Transfer, job: Job, outcome: Any) -> None:
@@ -165,12 +158,11 @@ def unloaded_reported_good() -> Iterator[None]:
             failed = outcome.unproven & set(batch)
         outcome.unproven = failed
 
-    with swap(Transfer, "_load", load):
-        yield
+    yield Transfer, "_load", load
 
 
 @named_patch(RANK_PATCHES, "lost-load-completion")
-def lost_load_completion() -> Iterator[None]:
+def lost_load_completion() -> Iterator[Swap]:
     """A failed load is only logged: nobody tells the scheduler."""
     collect = RankSide.collect
 
@@ -179,12 +171,11 @@ def lost_load_completion() -> Iterator[None]:
         if self._results.bad_blocks:
             self._results.finished_loads.clear()
 
-    with swap(RankSide, "collect", collect_good):
-        yield
+    yield RankSide, "collect", collect_good
 
 
 @named_patch(RANK_PATCHES, "failed-load-of-one-rank-lost")
-def failed_load_of_one_rank_lost() -> Iterator[None]:
+def failed_load_of_one_rank_lost() -> Iterator[Swap]:
     """Of several ranks' reports of a load only the last one's bad blocks count, on the way to core as in the ledger."""
     apply, collect = Ledger.apply_report, RankSide.take_bad_blocks
 
@@ -199,12 +190,12 @@ def failed_load_of_one_rank_lost() -> Iterator[None]:
         told = collect(self)
         return told if self._rank else set()
 
-    with swap(Ledger, "apply_report", apply_report), swap(RankSide, "take_bad_blocks", but_the_first):
-        yield
+    yield Ledger, "apply_report", apply_report
+    yield RankSide, "take_bad_blocks", but_the_first
 
 
 @named_patch(RANK_PATCHES, "abort-frees-target")
-def abort_frees_target() -> Iterator[None]:
+def abort_frees_target() -> Iterator[Swap]:
     """An aborted request's load is reported at once, though its bytes may still arrive."""
     cancel = RankLedger.cancel
 
@@ -215,12 +206,11 @@ def abort_frees_target() -> Iterator[None]:
             return self.give_up(job_id)
         return cancel(self, job_id)
 
-    with swap(RankLedger, "cancel", cancel_running):
-        yield
+    yield RankLedger, "cancel", cancel_running
 
 
 @named_patch(RANK_PATCHES, "aborted-load-never-freed")
-def aborted_load_never_freed() -> Iterator[None]:
+def aborted_load_never_freed() -> Iterator[Swap]:
     """A queued load whose request was aborted is dropped without a report."""
 
     def forget(self: RankLedger, job_id: int) -> bool:
@@ -230,5 +220,4 @@ def aborted_load_never_freed() -> Iterator[None]:
         del self._jobs[job_id]
         return True
 
-    with swap(RankLedger, "cancel", forget):
-        yield
+    yield RankLedger, "cancel", forget
