@@ -3,7 +3,7 @@
 import re
 
 from conformance.model.manifest import Check
-from conformance.tla import cfg, tlc
+from conformance.tla import cfg, module, tlc
 from conformance.tla.tlc import SPEC
 
 # Properties that are not about the protocol: they keep the model's own bookkeeping straight and need no mutant.
@@ -13,8 +13,7 @@ NEEDS_NO_MUTANT = {"TypeOK"}
 def properties() -> list[str]:
     """Names of the properties in MooncakeStoreProps.tla: those with a sentence above them that are not helpers."""
     text = (SPEC / "MooncakeStoreProps.tla").read_text(encoding="utf-8")
-    found = re.findall(r"^([A-Z]\w+) ==", text, re.M)
-    return [n for n in found if n not in {"Unsettled"}]
+    return [name for name, _, _ in module.definitions(text) if name[0].isupper() and name not in {"Shared", "Unsettled"}]
 
 
 def actions() -> list[str]:

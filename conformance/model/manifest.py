@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from conformance.tla import cfg
+from conformance.tla import cfg, module
 from conformance.tla.tlc import SPEC, find
 
 COUNTS = SPEC / "counts.json"
@@ -60,19 +60,9 @@ def liveness_names() -> frozenset[str]:
 
 
 def _defined_with(*operators: str) -> frozenset[str]:
-    names = set()
-    for file in ("MooncakeStoreProps.tla", "MC.tla"):
-        text = (SPEC / file).read_text(encoding="utf-8")
-        for block in text.split("\n\n"):
-            for line in block.splitlines():
-                head, sign, rest = line.partition("==")
-                if sign and head.strip().isidentifier():
-                    current = head.strip()
-                else:
-                    rest = line
-                if any(operator in rest.replace("<<>>", "") for operator in operators):
-                    names.add(current)
-    return frozenset(names)
+    texts = [(SPEC / file).read_text(encoding="utf-8") for file in ("MooncakeStoreProps.tla", "MC.tla")]
+    found = [(name, part.replace("<<>>", "")) for text in texts for name, _, part in module.definitions(text)]
+    return frozenset(name for name, part in found if any(operator in part for operator in operators))
 
 
 def _toml(path: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conformance.model import lint, manifest
-from conformance.tla import cfg, tlc
+from conformance.tla import cfg, module, tlc
 from conformance.tla.tlc import SPEC, find
 
 SURVIVORS = SPEC / "mutants" / "survivors.toml"
@@ -90,17 +90,6 @@ class Mutant:
         return text[: self.start] + self.new + text[self.start + len(self.old) :]
 
 
-def _definitions(text: str) -> Iterator[tuple[str, int, str]]:
-    """Name, position and body of each operator definition at the left margin."""
-    heads = list(re.finditer(r"^([A-Z]\w*)(?:\([^)=]*\))? ==", text, re.M))
-    for head, following in zip(heads, [*heads[1:], None], strict=True):
-        end = following.start() if following else len(text)
-        comment = text.find("\n(*", head.end(), end)
-        ruler = text.find("\n----", head.end(), end)
-        end = min(x for x in (end, comment, ruler) if x != -1)
-        yield head[1], head.end(), text[head.end() : end]
-
-
 def _conjuncts(body: str) -> Iterator[tuple[int, str]]:
     """The conjuncts of a body: bullets at its least indentation, or the parts of a one-line body."""
     bullets = list(re.finditer(r"^( *)/\\ ", body, re.M))
@@ -123,12 +112,11 @@ def _conjuncts(body: str) -> Iterator[tuple[int, str]]:
 
 def _inline(start: int, text: str) -> Iterator[tuple[int, str]]:
     """Split at /\\ outside brackets, on one line and outside quantifiers, disjunctions and implications."""
-    code = re.sub(r"\\\*[^\n]*", lambda m: " " * len(m[0]), text)
-    if "\n" in text or re.search(r"\\A|\\E|\\/|=>|\bIF\b|\bLET\b", code):
+    if "\n" in text or re.search(r"\\A|\\E|\\/|=>|\bIF\b|\bLET\b", text):
         yield start, text
         return
     depth, last = 0, 0
-    for match in re.finditer(r"<<|>>|[(\[{]|[)\]}]|/\\", code):
+    for match in re.finditer(r"<<|>>|[(\[{]|[)\]}]|/\\", text):
         token = match[0]
         depth += token in {"<<", "(", "[", "{"}
         depth -= token in {">>", ")", "]", "}"}
@@ -143,11 +131,12 @@ def generate() -> list[Mutant]:
     out: list[Mutant] = []
     for file in FILES:
         text = (SPEC / file).read_text(encoding="utf-8")
-        for name, at, body in _definitions(text):
-            if name.endswith("Next") or name in NOT_FORMULAS:
+        for name, start, definition in module.definitions(text):
+            if name.endswith("Next") or name in NOT_FORMULAS or not name[0].isupper() or name.isupper():
                 continue
-            for number, (offset, raw) in enumerate(_conjuncts(body), start=1):
-                conjunct = re.sub(r"\s*\\\*[^\n]*$", "", raw)
+            at = start + definition.index("==") + 2
+            body = definition[at - start :]
+            for number, (offset, conjunct) in enumerate(_conjuncts(body), start=1):
                 update = re.match(r"(\w+)' = ", conjunct)
                 if not conjunct.strip() or conjunct.startswith("UNCHANGED"):
                     continue
@@ -176,7 +165,7 @@ def _uses() -> dict[str, set[str]]:
     bodies: dict[str, str] = {}
     for file in (*FILES, "MooncakeStoreTypes.tla", "MooncakeStoreProps.tla", "MC.tla"):
         text = (SPEC / file).read_text(encoding="utf-8")
-        bodies |= {name: body for name, _, body in _definitions(text)}
+        bodies |= {name: definition.partition("==")[2] for name, _, definition in module.definitions(text)}
     words = {name: set(re.findall(r"\b[A-Z]\w*", body)) for name, body in bodies.items()}
     return {name: found & bodies.keys() for name, found in words.items()}
 

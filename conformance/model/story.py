@@ -1,11 +1,10 @@
 """A counterexample as a story: who did what, to which block, with which bytes."""
 
-import re
 import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from conformance.tla.value import entries, parse
+from conformance.tla.value import entries, state
 
 ACTORS = {
     "Arrive": "client", "Abort": "client", "BecomeCalm": "world", "Evict": "store", "StallTimeout": "clock",
@@ -27,12 +26,6 @@ TELLS = {
     "ReplayReport": "a report arrives once more", "StallTimeout": "nothing was reported for stall_timeout_s",
     "BecomeCalm": "no more disturbances from here on", "Stuttering": "nothing happens any more, for ever",
 }  # fmt: skip
-
-
-def read_state(text: str) -> dict[str, Any]:
-    """Variables of one printed state."""
-    parts = re.split(r"^/\\ (\w+) = ", text, flags=re.M)
-    return {name: parse(" ".join(value.split())) for name, value in zip(parts[1::2], parts[2::2], strict=True)}
 
 
 def _bytes(content: tuple[str, int]) -> str:
@@ -143,14 +136,14 @@ def tell(trace: list[tuple[str, str]], violated: str) -> str:
     old: dict[str, Any] | None = None
     for number, (action, text) in enumerate(trace, start=1):
         if action == "Initial":
-            old = read_state(text)
+            old = state(text)
             lines.append(f"{number:3}  nothing has happened yet; every block is free")
             continue
         actor = ACTORS.get(action, "scheduler")
         lines.append(f"{number:3}  {actor}: {TELLS.get(action, action)}  [{action}]")
         if not text or old is None:
             continue
-        new = read_state(text)
+        new = state(text)
         for narrate in NARRATORS if "rst" in new else (_changes,):
             for sentence in narrate(old, new):
                 lines += textwrap.wrap(sentence, 116, initial_indent="       ", subsequent_indent="         ")

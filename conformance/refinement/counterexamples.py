@@ -5,16 +5,16 @@ definition of the model that this makes use of (comments and layout do not count
 is not today's, or when a mutant has come or gone; another lets TLC make some traces anew and compares.
 """
 
-import functools
 import hashlib
 import json
 import re
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from conformance.model import manifest
+from conformance.tla import module as tla_module
 from conformance.tla import tlc, value
 from conformance.tla.graph import GraphError, replaced
 
@@ -45,52 +45,14 @@ def checks() -> list[manifest.Check]:
     return [c for c in manifest.load() if c.kind == "mutant"]
 
 
-def without_comments(text: str) -> str:
-    """A module's text."""
-    parts, depth = [], 0
-    for piece in re.split(r"(\(\*|\*\))", text):
-        if piece == "(*":
-            depth += 1
-        elif piece == "*)":
-            depth -= 1
-        elif depth == 0:
-            parts.append(re.sub(r"\\\*.*", "", piece))
-    return "".join(parts)
-
-
 def digest(text: str) -> str:
     """A short hash."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-@functools.cache
-def _definitions(module: str) -> dict[str, str]:
-    """Definitions and declarations of a module and of those it builds on, by name, without comments and layout."""
-    try:
-        path = tlc.find(f"{module}.tla")
-    except FileNotFoundError:
-        return {}  # a module of TLA+ itself
-    text = without_comments(path.read_text(encoding="utf-8"))
-    found: dict[str, str] = {}
-    for line in re.findall(r"\bEXTENDS\s+([\w, \n]+?)\n(?=\S|\n)", text):
-        for other in re.findall(r"\w+", line):
-            found.update(_definitions(other))
-    for other in re.findall(r"\bINSTANCE (\w+)", text):
-        found.update(_definitions(other))
-    parts = re.split(
-        r"^(?=[A-Za-z_]\w*(?:\([^)\n]*\))? *==|CONSTANTS?\b|VARIABLES?\b|-{4}|={4})", text, flags=re.MULTILINE
-    )
-    for part in parts:
-        head = re.match(r"[A-Za-z_]\w*", part)
-        if head:
-            name = head[0] if "==" in part.partition("\n")[0] else f"{head[0]} of {module}"
-            found[name] = "".join(part.split())
-    return found
-
-
 def model_fingerprint(module: str, cfg_text: str) -> str:
     """Over everything that a configuration makes use of: what it names, and what that is defined by, and so on."""
-    known = _definitions(module)
+    known = tla_module.known(module)
     words = set(re.findall(r"\w+", cfg_text))
     used: dict[str, str] = {n: t for n, t in known.items() if " of " in n}
     todo = [n for n in known if n in words]
@@ -114,7 +76,7 @@ def make(check: manifest.Check) -> dict[str, Any]:
     steps: list[dict[str, Any]] = []
     last: dict[str, str] = {}
     for action, text in run.trace:
-        values = dict(_variables(text))
+        values = value.variables(text)
         steps.append({"action": action, "set": {n: v for n, v in values.items() if last.get(n) != v}})
         last = {**last, **values}
     return {"property": check.property, **marks(check), "steps": steps}
@@ -124,12 +86,6 @@ def marks(check: manifest.Check) -> dict[str, str]:
     """What tells whether a kept counterexample is today's."""
     text = check.cfg_text()
     return {"cfg": digest(text), "model": model_fingerprint(check.module, text)}
-
-
-def _variables(text: str) -> Iterator[tuple[str, str]]:
-    parts = re.split(r"^/\\ (\w+) = ", text, flags=re.M)
-    for name, shown in zip(parts[1::2], parts[2::2], strict=True):
-        yield name, " ".join(shown.split())
 
 
 def _kept() -> dict[str, Any]:

@@ -58,9 +58,8 @@ class Graph:
 
 def variables(text: str) -> dict[str, Any]:
     """Variables of a state, as a node of the graph labels it."""
-    plain = text.replace("\\\\/", "\\/").replace("/\\\\", "/\\").replace('\\"', '"').replace("\\n", " ")
-    parts = re.split(r"(?:^|\s)/\\ (\w+) = ", plain)
-    return {name: value.parse(text.strip()) for name, text in zip(parts[1::2], parts[2::2], strict=True)}
+    plain = text.replace("\\\\/", "\\/").replace("/\\\\", "/\\").replace('\\"', '"').replace("\\n", "\n")
+    return value.state(plain)
 
 
 def export(name: str) -> Graph:

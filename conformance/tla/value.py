@@ -117,6 +117,17 @@ def parse(text: str) -> Any:
     return value
 
 
+def variables(state: str) -> dict[str, str]:
+    """The text of each variable of a printed state, in one line."""
+    parts = re.split(r"^/\\ (\w+) = ", state, flags=re.M)
+    return {name: " ".join(text.split()) for name, text in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+def state(text: str) -> dict[str, Any]:
+    """The variables of a printed state."""
+    return {name: parse(shown) for name, shown in variables(text).items()}
+
+
 def entries(function: Any) -> dict[Any, Any]:
     """A function as a dict, whether TLC printed it as a sequence (domain 1..n), a record or a function."""
     if isinstance(function, tuple):

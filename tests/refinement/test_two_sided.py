@@ -9,7 +9,7 @@ from conformance.refinement import bad_states, counterexamples, pages, two_sided
 from conformance.refinement.twins import table as twins
 from conformance.refinement.twins.in_adapter import LEDGER_PATCHES, OUT_OF_REACH
 from conformance.refinement.world import Bounds
-from conformance.tla import tlc
+from conformance.tla import module, tlc
 from conformance.tla.tlc import SPEC
 
 EXAMPLES = counterexamples.load()
@@ -90,7 +90,7 @@ def test_fingerprint_is_of_what_a_mutant_uses_and_of_nothing_else(tmp_path, monk
     monkeypatch.setattr(tlc, "FOLDERS", (tmp_path,))
 
     def fingerprint(base: str, more: str) -> str:
-        counterexamples._definitions.cache_clear()
+        module.known.cache_clear()
         (tmp_path / "Base.tla").write_text(f"---- MODULE Base ----\nEXTENDS Naturals\nVARIABLE x\n{base}\n====\n")
         (tmp_path / "More.tla").write_text(f"---- MODULE More ----\nEXTENDS Base\n{more}\n====\n")
         return counterexamples.model_fingerprint("More", "SPECIFICATION Spec\nCONSTANTS\n  A <- B\n")
@@ -103,7 +103,7 @@ def test_fingerprint_is_of_what_a_mutant_uses_and_of_nothing_else(tmp_path, monk
         assert plain != fingerprint("A == 1\nSpec == C(A)\nC(y) ==\n  y + 2", "B == 2")
         assert plain != fingerprint("A == 1\nSpec == C(A)\nC(y) ==\n  y + 1", "B == 3")
     finally:
-        counterexamples._definitions.cache_clear()
+        module.known.cache_clear()
 
 
 def test_page_and_summary():
