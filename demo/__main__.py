@@ -24,6 +24,7 @@ example:
   ./dev demo --tp 2 --store-delay 50         two ranks, every transfer held for 50 ms
   ./dev demo --quick --json result.json      fewer prompts, and the figures as JSON
 """
+SAME_NAME = ("dtype", "connector", "load_sync", "transfer_mode", "cold_only", "kill_master")  # options as in the plan
 
 
 class Exit(IntEnum):
@@ -48,20 +49,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--tp", type=int, default=1, metavar="N", help="tensor parallel ranks, each a process (default 1)")
     add("--store-delay", type=int, default=0, metavar="MS", help="hold every transfer for so long (default 0)")
     add("--model", type=Path, metavar="DIR", help="a Hugging Face model folder (default: SmolLM2-135M-Instruct)")
-    add(
-        "--dtype",
-        default="float32",
-        choices=("float32", "bfloat16", "float16"),
-        help="default float32, in which greedy outputs do not depend on batch shapes",
-    )
+    dtype = "default float32, in which greedy outputs do not depend on batch shapes"
+    add("--dtype", default="float32", choices=("float32", "bfloat16", "float16"), help=dtype)
     add("--prompts", type=int, metavar="N", help="how many prompts (default 24, with --quick 12)")
     add("--quick", action="store_true", help="fewer prompts, fewer new tokens, an even smaller pool")
-    add(
-        "--pool-blocks",
-        type=int,
-        metavar="N",
-        help="KV blocks of the cold and warm engines (default 64, with --quick 48)",
-    )
+    pool = "KV blocks of the cold and warm engines (default 64, with --quick 48)"
+    add("--pool-blocks", type=int, metavar="N", help=pool)
     add("--reference", type=Path, metavar="DIR", help="keep the reference run there, or use the one that is there")
     add("--connector", metavar="MODULE:CLASS", help="test this connector class instead of kvledger's own")
     add("--load-sync", action="store_true", help="load from the store inside the step instead of beside it")
@@ -89,14 +82,9 @@ def plan_from(options: argparse.Namespace) -> Plan:
         num_prompts=options.prompts or (12 if options.quick else 24),
         max_new_tokens=32 if options.quick else 48,
         pool_blocks=options.pool_blocks or (48 if options.quick else 64),
-        dtype=options.dtype,
-        connector=options.connector,
         store_delay_ms=options.store_delay,
-        load_sync=options.load_sync,
-        transfer_mode=options.transfer_mode,
-        cold_only=options.cold_only or options.kill_master,
-        kill_master=options.kill_master,
         trace_dir=str(options.trace.resolve()) if options.trace else None,
+        **{name: getattr(options, name) for name in SAME_NAME},
     )
 
 
@@ -111,6 +99,8 @@ def fail(error: str, cause: str, hint: str) -> Exit:
 
 def main(arguments: list[str] | None = None) -> Exit:
     options = parse(arguments)
+    from kvledger.errors import StoreError  # not before: --help needs no environment
+
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that children and store are ended then, too
     when_unread(sys.stderr.fileno(), lambda: os.kill(os.getpid(), signal.SIGTERM))  # whoever started this was killed
     folder = options.keep or Path(tempfile.mkdtemp(prefix="kvledger-demo-"))
@@ -125,8 +115,8 @@ def main(arguments: list[str] | None = None) -> Exit:
     except ChildError as problem:
         say(problem.tail)
         return fail(str(problem), "the lines above are the end of its log", "--keep DIR keeps all logs")
-    except (model.ModelError, TimeoutError, ValueError) as problem:
-        return fail("the demo cannot start", str(problem), "./dev demo --help")
+    except (model.ModelError, StoreError, TimeoutError, ValueError) as problem:
+        return fail("the demo cannot run", str(problem), "./dev demo --help")
     finally:
         if not options.keep:
             shutil.rmtree(folder, ignore_errors=True)

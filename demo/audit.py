@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
+from demo.plan import TOLERANCE
 from demo.progress import Progress
 
-TOLERANCE = 1e-3
-KEY = re.compile(r"@(?P<namespace>[^@]+)@r(?P<rank>\d+)[^@]*@g(?P<group>[^@]+)@(?P<hash>[0-9a-f]+)$")
+KEY = re.compile(r"@r(?P<rank>\d+)[^@]*@g(?P<group>[^@]+)@(?P<hash>[0-9a-f]+)$")
 EXAMPLES = 5  # poisoned objects named in the report
 
 
@@ -39,7 +39,6 @@ class Findings:
     wrong_size: int = 0
     unknown_key: int = 0
     unreadable: int = 0
-    namespaces: set[str] = dataclasses.field(default_factory=set)
     examples: list[str] = dataclasses.field(default_factory=list)
 
     @property
@@ -52,8 +51,7 @@ class Findings:
             self.examples.append(f"{key}: {detail}")
 
     def as_dict(self) -> dict[str, Any]:
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return values | {"namespaces": sorted(self.namespaces), "poisoned": self.poisoned}
+        return dataclasses.asdict(self) | {"poisoned": self.poisoned}
 
 
 class Expected:
@@ -105,7 +103,6 @@ def audit(
         if match is None or record is None:
             findings.blame("unknown_key", key, "no request of this run could have this key")
             continue
-        findings.namespaces.add(match["namespace"])
         data = get(key)
         if not data:
             findings.blame("unreadable", key, "listed, but the store does not hand it out")

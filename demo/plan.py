@@ -14,6 +14,7 @@ MAX_MODEL_LEN = 1024
 MAX_NUM_SEQS = 8
 MAX_BATCHED_TOKENS = 512
 REFERENCE_BLOCKS = 640  # the reference engine's pool: room for every block of every sequence, so nothing is evicted
+TOLERANCE = 1e-3  # of the audit: how far a value may be off, as a share of its object's largest
 DELAY_MS = "DEMO_STORE_DELAY_MS"  # environment: how long each store operation of a rank waits first
 SEGMENT_BYTES = 2 << 30  # the embedded store's memory: room for everything, so nothing is evicted there either
 
@@ -55,15 +56,11 @@ class Plan:
             "mode": "standalone-store",
             "master_server_address": store_address,
             "save_decode_cache": True,  # not the default; more blocks in motion, more to check
+            "load_async": not self.load_sync,
+            "trace_dir": self.trace_dir,
+            "transfer_mode": self.transfer_mode or "auto",
         }
-        if self.load_sync:
-            extra["load_async"] = False
-        if self.trace_dir:
-            extra["trace_dir"] = self.trace_dir
-        if self.transfer_mode:
-            extra["transfer_mode"] = self.transfer_mode
-        extra |= self.extra
-        config: dict[str, Any] = {"kv_role": "kv_both", "kv_connector_extra_config": extra}
+        config: dict[str, Any] = {"kv_role": "kv_both", "kv_connector_extra_config": extra | self.extra}
         connector = self.connector or ("demo.faults:SlowConnector" if self.store_delay_ms else None)
         if connector is None:
             return config | {"kv_connector": "MooncakeLedgerConnector"}

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from demo.audit import TOLERANCE
-from demo.plan import BLOCK_SIZE, Plan
+from demo.plan import BLOCK_SIZE, TOLERANCE, Plan
 
 Row = tuple[str, str]
 

@@ -25,12 +25,15 @@ def test_overview_names_every_verb_and_is_the_default() -> None:
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "help"])
 def test_help_has_an_example_and_needs_no_environment(verb: str, tmp_path: Path) -> None:
-    run = dev(verb, "--help", KVLEDGER_DEV_VENV=str(tmp_path / "none"))
+    bare = tmp_path / "python3"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')  # no site-packages: what a new machine has
+    bare.chmod(0o755)
+    run = dev(verb, "--help", KVLEDGER_DEV_VENV=str(tmp_path / "none"), PYTHON=str(bare))
     assert (run.returncode, run.stderr) == (0, "")
     assert "example" in run.stdout
     assert f"./dev {verb}" in run.stdout or verb == "spec"
     assert not (tmp_path / "none").exists()
-    assert dev("help", verb).stdout == run.stdout
+    assert dev("help", verb, PYTHON=str(bare)).stdout == run.stdout
 
 
 def test_unknown_verb() -> None:
