@@ -91,8 +91,8 @@ class LiveEngine(Engine):
 
     def stored_keys(self) -> list[str]:
         """Keys of this engine's namespace in the store."""
-        namespace = self.connector.snapshot()["namespace"]
-        return [k for k in list_keys(self.store.metrics_port) if parse_key(k).namespace == namespace]
+        prefix = self.connector.snapshot()["key_prefix"]
+        return [k for k in list_keys(self.store.metrics_port) if k.startswith(prefix)]
 
     def poisoned(self) -> list[str]:
         """Keys whose stored bytes are not what their block hash stands for."""
