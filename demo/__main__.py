@@ -99,7 +99,7 @@ def fail(error: str, cause: str, hint: str) -> Exit:
 
 def main(arguments: list[str] | None = None) -> Exit:
     options = parse(arguments)
-    from kvledger.errors import StoreError  # not before: --help needs no environment
+    from kvledger.errors import KvledgerError  # not before: --help needs no environment
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that children and store are ended then, too
     when_unread(sys.stderr.fileno(), lambda: os.kill(os.getpid(), signal.SIGTERM))  # whoever started this was killed
@@ -115,7 +115,7 @@ def main(arguments: list[str] | None = None) -> Exit:
     except ChildError as problem:
         say(problem.tail)
         return fail(str(problem), "the lines above are the end of its log", "--keep DIR keeps all logs")
-    except (model.ModelError, StoreError, TimeoutError, ValueError) as problem:
+    except (model.ModelError, KvledgerError, TimeoutError, ValueError) as problem:
         return fail("the demo cannot run", str(problem), "./dev demo --help")
     finally:
         if not options.keep:
