@@ -132,8 +132,9 @@ class TestFailures:
         assert (world.service.counters.failed, world.service.counters.answered) == (1, 0)
         assert len(world.store.asked) == 2
 
-    def test_an_exception_of_the_client_is_a_miss_and_the_next_lookup_works(self, world):
+    def test_an_exception_of_the_client_is_a_logged_miss_and_the_next_lookup_works(self, world, caplog):
         world.fail("exception")
+        assert "lookup failed, counted as a miss: RuntimeError: broke" in caplog.messages
         assert world.service.counters.failed == 1
         assert world.ask()[1] == 6
 
@@ -205,3 +206,4 @@ class TestBounds:
         world.service.close(0.05)
         assert time.monotonic() - begun < BOUND_S / 2
         assert world.store.closed_in == 0.05
+        assert world.service._thread.daemon, "it must not keep the process from ending"
