@@ -26,10 +26,12 @@ examples:
 Command = Callable[[argparse.Namespace], int]
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
+def parser(
+    prog: str = "kvledger-conformance", more: Callable[[Any], None] = lambda _commands: None
+) -> argparse.ArgumentParser:
+    """The command line. `more` adds commands to the suite's own."""
     out = argparse.ArgumentParser(
-        prog="kvledger-conformance",
+        prog=prog,
         description="Drive a vLLM KV connector through everything that vLLM and a Mooncake store may do to it.",
         epilog=HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -43,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
     matrix = add_command(commands, "matrix", _matrix, "one table of several results")
     matrix.add_argument("files", nargs="+", type=Path, metavar="FILE", help="results that --json wrote")
     add_command(commands, "properties", _properties, "what is checked, a sentence each")
+    more(commands)
     return out
 
 
@@ -79,15 +82,15 @@ def add_outputs(command: argparse.ArgumentParser) -> None:
     command.add_argument("--markdown", type=Path, help="write the page there")
 
 
-def parse(argv: list[str]) -> argparse.Namespace:
-    """Without a command it is `run`."""
-    if argv[:1] not in (["-h"], ["--help"]) and (not argv or argv[0].startswith("-")):
-        argv = ["run", *argv]
-    return parser().parse_args(argv)
+def status(holds: bool) -> int:
+    """The exit status of a command that found whether something holds."""
+    return EXIT_HOLDS if holds else EXIT_BROKEN
 
 
-def carry_out(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Run a parsed command; 0 nothing broken, 1 something broken, 2 wrong usage."""
+def main(argv: list[str], known: argparse.ArgumentParser | None = None) -> int:
+    """Run a command, `run` if none is named; 0 nothing broken, 1 something broken, 2 wrong usage."""
+    bare = argv[:1] not in (["-h"], ["--help"]) and (not argv or argv[0].startswith("-"))
+    arguments = (known or parser()).parse_args(["run", *argv] if bare else argv)
     try:
         _check_files(arguments)
         if getattr(arguments, "vllm", None):
@@ -97,11 +100,6 @@ def carry_out(arguments: argparse.Namespace, argv: list[str]) -> int:
     except UsageError as error:
         print(error, file=sys.stderr)
         return EXIT_USAGE
-
-
-def main(argv: list[str]) -> int:
-    """Run a command; see `carry_out`."""
-    return carry_out(parse(argv), argv)
 
 
 def _check_files(arguments: argparse.Namespace) -> None:
@@ -183,7 +181,7 @@ def _run(arguments: argparse.Namespace) -> int:
     print(
         f"\n{target.version()}: {len(best)} of {len(PROPERTIES)} properties broken: {', '.join(sorted(best)) or 'none'}"
     )
-    return EXIT_BROKEN if best else EXIT_HOLDS
+    return status(not best)
 
 
 def _machines(text: str | None, known: tuple[str, ...]) -> tuple[str, ...]:
@@ -211,7 +209,7 @@ def _replay(arguments: argparse.Namespace) -> int:
             f"this script does not exist on {target.version()}: {error}", "replay it where it was found"
         ) from error
     print("the script breaks nothing" if violation is None else violation.story)
-    return EXIT_HOLDS if violation is None else EXIT_BROKEN
+    return status(violation is None)
 
 
 def _read(path: Path, needed: tuple[str, ...]) -> dict[str, Any]:

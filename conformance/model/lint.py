@@ -13,7 +13,9 @@ NEEDS_NO_MUTANT = {"TypeOK"}
 def properties() -> list[str]:
     """Names of the properties in MooncakeStoreProps.tla: those with a sentence above them that are not helpers."""
     text = (SPEC / "MooncakeStoreProps.tla").read_text(encoding="utf-8")
-    return [name for name, _, _ in module.definitions(text) if name[0].isupper() and name not in {"Shared", "Unsettled"}]
+    return [
+        name for name, _, _ in module.definitions(text) if name[0].isupper() and name not in {"Shared", "Unsettled"}
+    ]
 
 
 def actions() -> list[str]:
