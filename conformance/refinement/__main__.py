@@ -38,9 +38,9 @@ def add_commands(known: Any) -> None:
 
 def main(argv: list[str]) -> int:
     """Run a command of this package, or one of the suite with kvledger's predicates added; exit codes are the suite's."""
-    targets.add_predicates()
     try:
-        return suite.main(argv, suite.parser("./dev conformance", add_commands))
+        with targets.with_predicates():
+            return suite.main(argv, suite.parser("./dev conformance", add_commands))
     except java.Missing as error:
         print(f"error: {error}", file=sys.stderr)
         return suite.EXIT_USAGE

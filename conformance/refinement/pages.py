@@ -1,11 +1,10 @@
 """Pages about the model's side: tours, two-sided bugs, and the summary of everything that was run."""
 
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
-
-def _table(head: list[str], rows: list[list[Any]]) -> list[str]:
-    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-    return lines + ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows]
+from kvledger_conformance.suite.report import table
 
 
 def tours(rows: list[dict[str, Any]]) -> str:
@@ -13,7 +12,7 @@ def tours(rows: list[dict[str, Any]]) -> str:
     columns = ["states", "edges", "edges_covered", "steps", "refusals"]
     body = [[r["name"], *(r[c] for c in columns), r["failure"] or "none"] for r in rows]
     body.append(["all", *(sum(r[c] for r in rows) for c in columns), ""])
-    return "\n".join(_table(["slice", "states", "edges", "covered", "steps", "refusals", "divergences"], body)) + "\n"
+    return "\n".join(table(["slice", "states", "edges", "covered", "steps", "refusals", "divergences"], body)) + "\n"
 
 
 INTRODUCTION = """\
@@ -40,7 +39,7 @@ def two_sided(rows: list[dict[str, Any]]) -> str:
     )
     lines = [count, ""]
     body = [[f"`{r['mutant']}`", r["source"], f"`{r['property']}`", *_sides(r), _killed(r)] for r in rows]
-    lines += _table(
+    lines += table(
         ["mutant", "stands for", "breaks", "on the good code", "on the twin", "the suite kills the twin by"], body
     )
     return INTRODUCTION + "\n".join(lines) + "\n"
@@ -60,98 +59,80 @@ def _sides(row: dict[str, Any]) -> tuple[str, str]:
 
 
 def _killed(row: dict[str, Any]) -> str:
-    parts = []
-    if row.get("suite"):
-        parts.append(row["suite"])
-    if row.get("tour"):
-        parts.append(f"{row['tour']['in']} of slice {row['tour']['slice']}")
-    return "; ".join(parts) or "–"
+    tour = row.get("tour")
+    parts = [row.get("suite"), tour and f"{tour['in']} of slice {tour['slice']}"]
+    return "; ".join(filter(None, parts)) or "–"
+
+
+Rows = Iterator[list[str]]
 
 
 def summary(results: list[dict[str, Any]]) -> str:
     """One table over JSON results of any commands: what was run, and what came out."""
-    lines: list[list[str]] = []
-    for result in results:
-        for known, tell in _TELLS:
-            if known in result:
-                lines += tell(result)
-    return "\n".join(_table(["what", "figures", "result"], lines)) + "\n"
+    rows = [row for result in results for known, tell in _TELLS.items() if known in result for row in tell(result)]
+    return "\n".join(table(["what", "figures", "result"], rows)) + "\n"
 
 
-def _models(result: dict[str, Any]) -> list[list[str]]:
+def _models(result: dict[str, Any]) -> Rows:
     passed = [m for m in result["models"] if m["kind"] == "model"]
     reached = [m for m in result["models"] if m["kind"] == "reach"]
-    dead = [m for m in result.get("mutants", []) if m["killed_by"]]
+    mutants = result.get("mutants", [])
     states = sum(m["distinct_states"] for m in passed)
     good = "as expected" if result["ok"] else "NOT as expected"
-    return [
-        ["models of the specification", f"{len(passed)} models, {states:,} distinct states", good],
-        ["interesting situations of the models", f"{len(reached)}", f"{sum(m['ok'] for m in reached)} reached"],
-        ["mutants of the model", f"{len(result.get('mutants', []))}", f"{len(dead)} killed"],
-    ]
+    yield ["models of the specification", f"{len(passed)} models, {states:,} distinct states", good]
+    yield ["interesting situations of the models", f"{len(reached)}", f"{sum(m['ok'] for m in reached)} reached"]
+    yield ["mutants of the model", f"{len(mutants)}", f"{sum(bool(m['killed_by']) for m in mutants)} killed"]
 
 
-def _slices(result: dict[str, Any]) -> list[list[str]]:
+def _slices(result: dict[str, Any]) -> Rows:
     rows = result["slices"]
     if not rows:
-        return []
+        return
     total = {c: sum(r[c] for r in rows) for c in ("states", "edges", "edges_covered", "steps", "refusals")}
     wrong = [r["name"] for r in rows if r["failure"]]
     figures = f"{len(rows)} slices, {total['states']:,} states, {total['edges']:,} edges"
-    return [
-        [
-            "tours on the model's graph",
-            figures,
-            f"{total['edges_covered']:,} edges covered in {total['steps']:,} steps",
-        ],
-        ["refusal sweep", f"{total['refusals']:,} attempts", f"divergences: {', '.join(wrong) or 'none'}"],
-    ]
+    covered = f"{total['edges_covered']:,} edges covered in {total['steps']:,} steps"
+    yield ["tours on the model's graph", figures, covered]
+    yield ["refusal sweep", f"{total['refusals']:,} attempts", f"divergences: {', '.join(wrong) or 'none'}"]
 
 
-def _two_sides(result: dict[str, Any]) -> list[list[str]]:
+def _two_sides(result: dict[str, Any]) -> Rows:
     rows = result["two_sided"]
     replayed = [r for r in rows if r["good"] is not None]
-    figures = f"{len(replayed)} of {len(rows)} counterexamples replayed"
-    return [
-        [
-            "two-sided bugs",
-            figures,
-            f"{sum(r['ok'] for r in replayed)} stop on the good code and go through on the twin",
-        ]
-    ]
+    right = f"{sum(r['ok'] for r in replayed)} stop on the good code and go through on the twin"
+    yield ["two-sided bugs", f"{len(replayed)} of {len(rows)} counterexamples replayed", right]
 
 
-def _twins(result: dict[str, Any]) -> list[list[str]]:
+def _twins(result: dict[str, Any]) -> Rows:
     rows = result["twins"]
-    return (
-        [["twins (bugs put into kvledger)", f"{len(rows)}", f"{sum(r['killed'] for r in rows)} killed"]] if rows else []
-    )
+    yield ["twins (bugs put into kvledger)", f"{len(rows)}", f"{sum(r['killed'] for r in rows)} killed"]
 
 
-def _machines(result: dict[str, Any]) -> list[list[str]]:
-    rules: dict[str, int] = {}
+def _machines(result: dict[str, Any]) -> Rows:
+    rules = Counter[str]()
     for machine in result["machines"]:
-        for rule, count in machine["by_action"].items():
-            rules[rule] = rules.get(rule, 0) + count
+        rules.update(machine["by_action"])
     runs = sum(m["runs"] for m in result["machines"])
     broken = sorted({v["property"] for v in result["violations"]})
     who = f"{result['target']}, vLLM {result['vllm']}, profile {result['profile']}"
-    figures = f"{len(result['scenarios'])} scenarios; {runs} machine runs, {sum(rules.values()):,} rules run of {len(rules)} kinds"
-    return [[f"suite on {who}", figures, f"broken: {', '.join(broken) or 'none'}"]]
+    figures = (
+        f"{len(result['scenarios'])} scenarios; {runs} machine runs, {rules.total():,} rules run of {len(rules)} kinds"
+    )
+    yield [f"suite on {who}", figures, f"broken: {', '.join(broken) or 'none'}"]
 
 
-def _traces(result: dict[str, Any]) -> list[list[str]]:
+def _traces(result: dict[str, Any]) -> Rows:
     rows = result["traces"]
     accepted = sum(t["accepted"] for t in rows)
     figures = f"{len(rows)} recordings, {sum(t['events'] for t in rows):,} events"
-    return [["recordings of engine runs", figures, f"{accepted} accepted, {len(rows) - accepted} rejected"]]
+    yield ["recordings of engine runs", figures, f"{accepted} accepted, {len(rows) - accepted} rejected"]
 
 
-_TELLS = (
-    ("models", _models),
-    ("slices", _slices),
-    ("two_sided", _two_sides),
-    ("twins", _twins),
-    ("machines", _machines),
-    ("traces", _traces),
-)
+_TELLS = {
+    "models": _models,
+    "slices": _slices,
+    "two_sided": _two_sides,
+    "twins": _twins,
+    "machines": _machines,
+    "traces": _traces,
+}

@@ -1,6 +1,9 @@
 """kvledger as a target of the suite, with the model's predicates evaluated on its own state after every action."""
 
 import dataclasses
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest import mock
 
 from conformance.refinement import predicates
 from kvledger_conformance.suite import targets
@@ -15,8 +18,7 @@ def find(name: str) -> targets.Target:
     return dataclasses.replace(targets.find(name), refine=predicates.check)
 
 
-def add_predicates() -> None:
-    """From now on the built-in targets that are kvledger are those of `find`."""
-    for name, target in targets.BUILT_IN.items():
-        if target.module == targets.KVLEDGER.module:
-            targets.BUILT_IN[name] = find(name)
+def with_predicates() -> AbstractContextManager[Any]:
+    """Meanwhile the built-in targets that are kvledger are those of `find`."""
+    ours = {name: find(name) for name, target in targets.BUILT_IN.items() if target.module == targets.KVLEDGER.module}
+    return mock.patch.dict(targets.BUILT_IN, ours)

@@ -10,25 +10,25 @@ from kvledger_conformance.suite.properties import PROPERTIES
 from kvledger_conformance.suite.runner import Finding, Result
 
 
-def as_json(result: Result, twins: list[dict[str, Any]] | None = None) -> dict[str, Any]:
-    """The run as plain values; `violations` have `property`, `steps`, `story`."""
-    return {
+def write_json(result: Result, path: Path) -> None:
+    """Write the run as plain values; `violations` have `property`, `steps`, `story`."""
+    values = {
         "target": result.target,
         "vllm": result.vllm,
         "profile": result.profile,
         "seconds": result.seconds,
-        "slices": [],
-        "twins": twins or [],
         "scenarios": result.scenarios,
         "machines": result.machines,
         "properties": {name: name not in result.broken for name in PROPERTIES},
         "violations": [{**asdict(f), "steps": len(f.script)} for f in result.findings],
     }
+    path.write_text(json.dumps(values, indent=1) + "\n")
 
 
-def write_json(result: Result, path: Path, twins: list[dict[str, Any]] | None = None) -> None:
-    """Write `as_json`."""
-    path.write_text(json.dumps(as_json(result, twins), indent=1) + "\n")
+def table(head: list[str], rows: list[list[Any]]) -> list[str]:
+    """Lines of a Markdown table."""
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    return lines + ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows]
 
 
 def shortest(findings: Iterable[Finding]) -> dict[str, Finding]:
@@ -50,22 +50,16 @@ def markdown(result: Result) -> str:
         f"Profile {result.profile}: {len(result.scenarios)} scenarios, {runs} machine runs, {actions} actions, "
         f"{result.seconds:g} s. Written by `python -m kvledger_conformance`."
     )
-    lines = [
-        f"# Conformance: {result.target}, vLLM {result.vllm}",
-        "",
-        summary,
-        "",
-        "| property | | what it says |",
-        "| --- | --- | --- |",
+    properties = [
+        [f"`{name}`", "**broken**" if name in best else "no breach found", sentence]
+        for name, sentence in PROPERTIES.items()
     ]
-    for name, sentence in PROPERTIES.items():
-        verdict = "**broken**" if name in best else "no breach found"
-        lines.append(f"| `{name}` | {verdict} | {sentence} |")
-    lines += ["", "| scenario | from | result |", "| --- | --- | --- |"]
-    lines += [
-        f"| {s['name']} | {s['source']} | {'holds' if s['broke'] is None else '`' + s['broke'] + '`'} |"
-        for s in result.scenarios
+    scenarios = [
+        [s["name"], s["source"], "holds" if s["broke"] is None else f"`{s['broke']}`"] for s in result.scenarios
     ]
+    lines = [f"# Conformance: {result.target}, vLLM {result.vllm}", "", summary, ""]
+    lines += table(["property", "verdict", "what it says"], properties)
+    lines += ["", *table(["scenario", "from", "result"], scenarios)]
     if best:
         lines += ["", "## Shortest trace per broken property"]
     for name, finding in best.items():
@@ -78,19 +72,19 @@ def markdown(result: Result) -> str:
 def matrix(results: list[dict[str, Any]]) -> str:
     """Property × target, from JSON results: the number of actions of the shortest trace that breaks it, or a dash."""
     heads = [f"{r['target']}, vLLM {r['vllm']}" for r in results]
-    lines = ["| property | " + " | ".join(heads) + " |", "| --- |" + " --- |" * len(heads)]
-    for name in PROPERTIES:
-        cells = []
-        for result in results:
-            steps = [v["steps"] for v in result["violations"] if v["property"] == name]
-            cells.append(f"**broken** ({min(steps)})" if steps else "–")
-        lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
-    lines += ["", "| scenario | from | " + " | ".join(heads) + " |", "| --- | --- |" + " --- |" * len(heads)]
-    rows = {s["name"]: s["source"] for r in results for s in r["scenarios"]}
-    for name, source in rows.items():
-        cells = []
-        for result in results:
-            found = next((s for s in result["scenarios"] if s["name"] == name), None)
-            cells.append("does not apply" if found is None else f"`{found['broke']}`" if found["broke"] else "holds")
-        lines.append(f"| {name} | {source} | " + " | ".join(cells) + " |")
+
+    def steps(result: dict[str, Any], name: str) -> str:
+        found = [v["steps"] for v in result["violations"] if v["property"] == name]
+        return f"**broken** ({min(found)})" if found else "–"
+
+    def end(result: dict[str, Any], name: str) -> str:
+        found = next((s for s in result["scenarios"] if s["name"] == name), None)
+        return "does not apply" if found is None else f"`{found['broke']}`" if found["broke"] else "holds"
+
+    sources = {s["name"]: s["source"] for r in results for s in r["scenarios"]}
+    lines = table(["property", *heads], [[f"`{name}`", *(steps(r, name) for r in results)] for name in PROPERTIES])
+    lines += [
+        "",
+        *table(["scenario", "from", *heads], [[n, f, *(end(r, n) for r in results)] for n, f in sources.items()]),
+    ]
     return "\n".join(lines) + "\n"
