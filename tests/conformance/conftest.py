@@ -7,7 +7,7 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """kvledger warns of every scripted fault."""
     logger = logging.getLogger("kvledger")
     before = logger.level

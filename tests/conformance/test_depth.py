@@ -58,12 +58,9 @@ def order_of(script):
 
             return call
 
-        core.schedule, core.update_from_output = (
-            noted("schedule", core.schedule),
-            noted("update", core.update_from_output),
-        )
-        for action in script:
-            driver.do(action["do"], **{k: v for k, v in action.items() if k != "do"})
+        core.schedule = noted("schedule", core.schedule)
+        core.update_from_output = noted("update", core.update_from_output)
+        driver.run(script)
         held = len(driver.engine.flights)
         driver.do("finish")
     return seen, held

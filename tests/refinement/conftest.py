@@ -1,16 +1,3 @@
-"""kvledger warns of every scripted fault; tests of the suite are quiet about it."""
+"""Tests of the tie are as quiet about scripted faults as those of the suite."""
 
-import logging
-from collections.abc import Iterator
-
-import pytest
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """kvledger warns of every scripted fault."""
-    logger = logging.getLogger("kvledger")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    yield
-    logger.setLevel(before)
+from tests.conformance.conftest import quiet  # noqa: F401 - a fixture

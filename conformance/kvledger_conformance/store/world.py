@@ -86,12 +86,6 @@ class World:
         with self.changed:
             return sum(self.objects.pop(k, None) is not None for k in keys)
 
-    def expire_leases(self) -> None:
-        """Every reader's lease runs out."""
-        with self.changed:
-            for stored in self.objects.values():
-                stored.leased = False
-
     def late(self) -> list[Transfer]:
         """Transfers whose call has given up and whose bytes still move."""
         return [t for t in self.transfers if t.late]

@@ -6,7 +6,6 @@ must be true of an idle engine is checked.
 """
 
 import itertools
-import json
 import signal
 import sys
 import sysconfig
@@ -82,6 +81,11 @@ class Driver:
             self._story.pop()
             raise
         self._tell_transfers(before)
+
+    def run(self, script: Script) -> None:
+        """Perform the actions of a script; see `do`."""
+        for action in script:
+            self.do(action["do"], **{k: v for k, v in action.items() if k != "do"})
 
     def _guarded(self, method: Callable[..., None], arguments: dict[str, Any]) -> None:
         try:
@@ -463,23 +467,14 @@ def replay(
     shape: compat.Shape,
     script: Script,
     *,
-    finish: bool = True,
     past: frozenset[str] = frozenset(),
 ) -> Violation | None:
     """Perform a script and finish. The violation it leads to, or None. Raises Impossible if a step does not exist."""
     with driving(target, shape, past) as driver:
         try:
-            for action in script:
-                arguments = {k: v for k, v in action.items() if k != "do"}
-                driver.do(action["do"], **arguments)
-            if finish and (not script or script[-1]["do"] != "finish"):
+            driver.run(script)
+            if not script or script[-1]["do"] != "finish":
                 driver.do("finish")
         except Violation as violation:
             return violation
     return None
-
-
-def dump(script: Script, path: Any, target: str, shape: compat.Shape) -> None:
-    """Write a script that `kvledger-conformance replay FILE` runs."""
-    fields = {f: getattr(shape, f) for f in shape.__dataclass_fields__}
-    path.write_text(json.dumps({"target": target, "shape": fields, "script": script}, indent=1) + "\n")

@@ -160,7 +160,7 @@ class Machine(RuleBasedStateMachine):
 
 
 class Requests(Machine):
-    """Arrivals, steps, aborts: in every machine."""
+    """Arrivals, steps, preemption: in every machine."""
 
     @rule(name=NAMES, prompt=PROMPTS, tokens=TOKENS, stop=STOPS)
     def add(self, name: str, prompt: tuple[str, int], tokens: int, stop: int) -> None:
@@ -186,14 +186,14 @@ class Requests(Machine):
     def forget(self) -> None:
         self.act("forget")
 
-
-class Stores(Requests):
-    """Preemption, reuse and id reuse while stores are held: the road to #52360 and #51637."""
-
     @when("runs")
     @rule()
     def preempt(self) -> None:
         self.act("preempt")
+
+
+class Stores(Requests):
+    """Preemption, reuse and id reuse while stores are held: the road to #52360 and #51637."""
 
     @rule(rank=RANKS, phase=PHASES)
     def hold_put(self, rank: int, phase: str) -> None:
@@ -229,11 +229,6 @@ class Loads(Requests):
     def abort(self, name: str, during: bool) -> None:
         self.act("abort", name=name, during=during)
 
-    @when("runs")
-    @rule()
-    def preempt(self) -> None:
-        self.act("preempt")
-
     @when("stored")
     @rule(index=st.integers(0, 40), all_ranks=st.booleans())
     def evict(self, index: int, all_ranks: bool) -> None:
@@ -268,11 +263,6 @@ class Faults(Requests):
     def heal(self) -> None:
         self.act("heal")
 
-    @when("runs")
-    @rule()
-    def preempt(self) -> None:
-        self.act("preempt")
-
 
 class Late(Requests):
     """Calls that give up while their bytes still move."""
@@ -289,11 +279,6 @@ class Late(Requests):
     def land(self) -> None:
         self.act("land")
 
-    @when("runs")
-    @rule()
-    def preempt(self) -> None:
-        self.act("preempt")
-
 
 class Resets(Requests):
     """Cache resets with and without running requests, and new weights."""
@@ -307,11 +292,6 @@ class Resets(Requests):
     @rule()
     def new_weights(self) -> None:
         self.act("new_weights")
-
-    @when("runs")
-    @rule()
-    def preempt(self) -> None:
-        self.act("preempt")
 
     @rule(rank=RANKS)
     def hold_put(self, rank: int) -> None:

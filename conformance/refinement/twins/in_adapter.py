@@ -207,30 +207,21 @@ LEDGER_PATCHES |= {
     }.items()
 }
 LEDGER_PATCHES |= {
-    mutant: PATCHES[patch]
-    for mutant, patch in {
-        "release-on-success-only": "release-on-success-only",
-        "report-counted-twice": "report-counted-twice",
-        "store-drafts": "store-partial-blocks",
-        "store-on-shared-load": "store-on-shared-load",
-        "old-retry-in-new-table": "old-retry-in-new-table",
-        "retry-of-nothing-issued": "old-retry-in-new-table",
-        "resume-deletes-tracker": "resume-deletes-tracker",
-        "resume-loses-load": "resume-deletes-tracker",
-        "load-under-running-step": "load-under-running-step",
-        "load-under-running-step-overwrites": "load-under-running-step",
-        "failed-load-of-one-rank-lost": "failed-load-of-one-rank-lost",
-        "failed-sync-load-not-tainted": "failed-sync-load-not-tainted",
-        "load-job-not-sent": "load-job-not-sent",
-        "hit-offered-again": "hit-offered-again",
-        "quiesce-with-pins": "quiesce-with-pins",
-        "push-work-for-ever": "push-work-for-ever",
-        "waits-for-nothing": "waits-for-nothing",
-        "reset-without-fence": "reset-keeps-keys",
-        "reset-keeps-keys": "reset-keeps-keys",
-        "unbounded-pins": "unbounded-pins",
-        "budget-ignored": "unbounded-pins",
-    }.items()
+    name: PATCHES[name]
+    for name in (
+        "release-on-success-only", "report-counted-twice", "store-on-shared-load", "old-retry-in-new-table",
+        "resume-deletes-tracker", "load-under-running-step", "failed-load-of-one-rank-lost", "failed-sync-load-not-tainted",
+        "load-job-not-sent", "hit-offered-again", "quiesce-with-pins", "push-work-for-ever", "waits-for-nothing",
+        "reset-keeps-keys", "unbounded-pins",
+    )
+}  # fmt: skip
+LEDGER_PATCHES |= {
+    "store-drafts": PATCHES["store-partial-blocks"],
+    "retry-of-nothing-issued": PATCHES["old-retry-in-new-table"],
+    "resume-loses-load": PATCHES["resume-deletes-tracker"],
+    "load-under-running-step-overwrites": PATCHES["load-under-running-step"],
+    "reset-without-fence": PATCHES["reset-keeps-keys"],
+    "budget-ignored": PATCHES["unbounded-pins"],
 }
 
 FENCE = "the compute fence is in the worker (worker/fence.py, rank_side.py); the ledgers are not asked when a transfer may begin"
