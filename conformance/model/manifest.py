@@ -2,7 +2,6 @@
 
 import json
 import tomllib
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -122,8 +121,3 @@ def record(figures: dict[str, dict[str, int]]) -> None:
     merged = {name: found for name, found in {**counts(), **figures}.items() if found}
     lines = [f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in sorted(merged.items())]
     COUNTS.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
-
-
-def names(checks: Iterable[Check]) -> list[str]:
-    """Names of checks."""
-    return [c.name for c in checks]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.model import lint, main, manifest, readme, story
+from conformance.model import lint, main, manifest, mutate, readme, story
 from conformance.tla import cfg, java, tlc, value
 from conformance.tla.tlc import SPEC
 
@@ -160,7 +160,7 @@ def test_verdicts(check: manifest.Check, run: tlc.Run, expected: dict[str, int],
 
 def test_every_check_has_figures_and_an_own_name() -> None:
     checks = manifest.load()
-    names = manifest.names(checks)
+    names = [c.name for c in checks]
     assert len(names) == len(set(names))
     assert set(manifest.counts()) <= set(names)
     with_figures = {c.name for c in checks if c.expected in {"pass", "violated"} and c.shortest and not c.deep}
@@ -189,9 +189,33 @@ def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert "./dev spec no-pins" in capsys.readouterr().out
 
 
-def test_unknown_names_are_refused() -> None:
-    with pytest.raises(SystemExit, match="no model, reach check or mutant named nosuch"):
-        main.chosen(manifest.load(), ["nosuch"], False)
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("nosuch MC", "no model, reach check or mutant is named nosuch. See: ./dev spec --list"),
+        ("--cfg nosuch", "no model, reach check or mutant is named nosuch"),
+        ("--generated no-pins", "no generated mutant is named no-pins"),
+        ("--gen", "unrecognized arguments: --gen"),
+        ("--resume some.json", "--resume goes with --generated"),
+        ("--generated --record", "--generated goes with --resume, --json and --jobs only"),
+        ("--cfg MC no-pins", "no further name goes with them"),
+    ],
+)
+def test_what_it_does_not_know_is_refused(arguments: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main.main(arguments.split())
+    assert says in capsys.readouterr().err
+
+
+def test_names_choose_what_runs_and_long_models_run_when_asked_for() -> None:
+    everything = manifest.load()
+    assert [c.name for c in main.read(["no-pins", "MC"])[1]] == [
+        c.name for c in everything if c.name in ("MC", "no-pins")
+    ]
+    assert main.read([])[1] == [c for c in everything if not c.deep]
+    assert main.read(["--deep"])[1] == everything
+    one = mutate.generate()[3]
+    assert main.read(["--generated", one.name])[2] == [one]
 
 
 def test_a_missing_jar_is_one_sentence_with_a_remedy(
