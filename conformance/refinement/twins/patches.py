@@ -1,8 +1,7 @@
 """The patches behind the suite's twins, by name; they stand by the side of kvledger that has the bug."""
 
-from conformance.refinement.twins.depth import DEPTH_PATCHES
 from conformance.refinement.twins.patching import Patch
 from conformance.refinement.twins.ranks import RANK_PATCHES
 from conformance.refinement.twins.scheduler import SCHEDULER_PATCHES
 
-PATCHES: dict[str, Patch] = SCHEDULER_PATCHES | RANK_PATCHES | DEPTH_PATCHES
+PATCHES: dict[str, Patch] = SCHEDULER_PATCHES | RANK_PATCHES

@@ -19,52 +19,25 @@ RANK_PATCHES: dict[str, Patch] = {}
 # -- reports ----------------------------------------------------------------
 
 
-def reports_again() -> Swap:
-    """Each report comes out a second time, with the next step."""
-    take, said = RankSide.take_reports, WeakKeyDictionary[RankSide, list[Report]]()
-
-    def take_reports(self: RankSide) -> list[Report]:
-        last, said[self] = said.get(self, []), take(self)
-        return [*said[self], *last]
-
-    return RankSide, "take_reports", take_reports
-
-
 @named_patch(RANK_PATCHES, "rank-reports-twice")
 def rank_reports_twice() -> Iterator[Swap]:
-    """A rank hands each report out with two steps."""
-    yield reports_again()
-
-
-@named_patch(RANK_PATCHES, "no-report-on-failure")
-def no_report_on_failure() -> Iterator[Swap]:
-    """A rank reports a store only when it succeeded."""
-    finish = RankLedger.finish
-
-    def finish_well(self: RankLedger, job_id: int, result: Result, bad: tuple[int, ...] = ()) -> bool:
-        entry = self._jobs.get(job_id)
-        if result is Result.DONE or entry is None or entry.job.kind is Kind.LOAD:
-            return finish(self, job_id, result, bad)
-        del self._jobs[job_id]
-        self._retired[job_id] = None
-        return True
-
-    yield RankLedger, "finish", finish_well
+    """Reports stay with the rank when they are handed out."""
+    yield RankLedger, "take_reports", lambda self: list(self._reports)
 
 
 @named_patch(RANK_PATCHES, "raise-before-try")
 def raise_before_try() -> Iterator[Swap]:
-    """An exception before the guarded part ends the job without a report."""
-    run = Transfer.run
+    """A job whose start raises is gone from the rank, without a report."""
+    start = RankLedger.start
 
-    def unguarded(self: Transfer, job: Job, fence: Any) -> None:
-        try:
-            self._client.exists(self._names(job, range(len(job.block_ids))))
-        except RuntimeError:
-            return
-        run(self, job, fence)
+    def start_and_lose(self: RankLedger, kind: Kind, now: float) -> Job | None:
+        job = start(self, kind, now)
+        if job is not None:
+            del self._jobs[job.job_id]
+            self._retired[job.job_id] = None
+        return job
 
-    yield Transfer, "run", unguarded
+    yield RankLedger, "start", start_and_lose
 
 
 # -- bytes ------------------------------------------------------------------
@@ -163,15 +136,20 @@ def unloaded_reported_good() -> Iterator[Swap]:
 
 @named_patch(RANK_PATCHES, "lost-load-completion")
 def lost_load_completion() -> Iterator[Swap]:
-    """A failed load is only logged: nobody tells the scheduler."""
-    collect = RankSide.collect
+    """A job that failed is not reported, store or load."""
+    finish = RankLedger.finish
 
-    def collect_good(self: RankSide) -> None:
-        collect(self)
-        if self._results.bad_blocks:
-            self._results.finished_loads.clear()
+    def finish_well(self: RankLedger, job_id: int, result: Any, bad: tuple[int, ...] = ()) -> bool:
+        if not bad:
+            return finish(self, job_id, result, bad)
+        del self._jobs[job_id]
+        self._retired[job_id] = None
+        return True
 
-    yield RankSide, "collect", collect_good
+    yield RankLedger, "finish", finish_well
+
+
+RANK_PATCHES["no-report-on-failure"] = RANK_PATCHES["lost-load-completion"]
 
 
 @named_patch(RANK_PATCHES, "failed-load-of-one-rank-lost")

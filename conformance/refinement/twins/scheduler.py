@@ -2,16 +2,21 @@
 """Bugs of the scheduler side: whom a report counts for, what is pinned, what is stored, what core is told."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from conformance.refinement.twins.patching import Patch, Swap, named_patch
-from conformance.refinement.twins.ranks import reports_again
-from kvledger.protocol import Job, Kind, Ledger, Report
+from kvledger import assembly
+from kvledger.protocol import Job, Kind, Ledger, Report, Result
+from kvledger.protocol.ledger import OpenJob
 from kvledger.protocol.pins import PinTable
 from kvledger.protocol.tracker import Load, Tracker
 from kvledger.scheduler.admissions import Admissions
 from kvledger.scheduler.side import SchedulerSide
+from kvledger.worker.fence import Fence
+from kvledger.worker.rank_side import RankSide
+from kvledger.worker.transfer import Transfer
 
 SCHEDULER_PATCHES: dict[str, Patch] = {}
 
@@ -19,11 +24,24 @@ SCHEDULER_PATCHES: dict[str, Patch] = {}
 # -- references -------------------------------------------------------------
 
 
+def _pins_only(part: slice) -> Iterator[Swap]:
+    """References and pin table hold only a part of the blocks that a job reads."""
+    pin = PinTable.pin
+
+    def pin_part(self: PinTable, job_id: int, block_ids: tuple[int, ...]) -> None:
+        pin(self, job_id, block_ids[part])
+
+    def touch(self: SchedulerSide, job: Job) -> None:
+        self.pool.touch([self.pool.blocks[b] for b in job.block_ids[part]])
+
+    yield PinTable, "pin", pin_part
+    yield SchedulerSide, "_pin", touch
+
+
 @named_patch(SCHEDULER_PATCHES, "no-pins")
 def no_pins() -> Iterator[Swap]:
-    """A store job holds no reference on the blocks it reads."""
-    yield SchedulerSide, "_pin", lambda _self, _job: None
-    yield SchedulerSide, "_release", lambda _self, _blocks: None
+    """A store job holds no reference, and the ledger knows of none."""
+    yield from _pins_only(slice(0, 0))
 
 
 SCHEDULER_PATCHES["no-pins-poison"] = SCHEDULER_PATCHES["no-pins"]
@@ -31,16 +49,8 @@ SCHEDULER_PATCHES["no-pins-poison"] = SCHEDULER_PATCHES["no-pins"]
 
 @named_patch(SCHEDULER_PATCHES, "tail-not-pinned")
 def tail_not_pinned() -> Iterator[Swap]:
-    """The last block that a job reads is not among those that are pinned."""
-
-    def pin(self: SchedulerSide, job: Job) -> None:
-        self.pool.touch([self.pool.blocks[b] for b in job.block_ids[:-1]])
-
-    def release(self: SchedulerSide, block_ids: Any) -> None:
-        self.pool.free_blocks([self.pool.blocks[b] for b in block_ids[1:]])
-
-    yield SchedulerSide, "_pin", pin
-    yield SchedulerSide, "_release", release
+    """The last block of a job is not pinned."""
+    yield from _pins_only(slice(0, -1))
 
 
 @named_patch(SCHEDULER_PATCHES, "release-on-success-only")
@@ -69,79 +79,76 @@ def unbounded_pins() -> Iterator[Swap]:
 # -- reports ----------------------------------------------------------------
 
 
-def _redirected(choose: Callable[[Ledger, Any, Report], Any]) -> Swap:
-    """`apply_report` that credits a report to the job that `choose` names, and swallows what fits nowhere."""
+@named_patch(SCHEDULER_PATCHES, "count-per-request")
+def count_per_request() -> Iterator[Swap]:
+    """As many reports as there are ranks, of any jobs of a request id, complete all its jobs."""
+
+    def apply_reports(self: SchedulerSide, reports: list[Report]) -> None:
+        ledger, now = self._ledger, self._clock()
+        for report in reports:
+            entry = ledger._open.get(report.job_id)
+            if entry is not None:
+                entry.waiting.discard(report.rank)
+                entry.result = max(entry.result, report.result)
+                entry.bad.update(report.bad)
+        heard: dict[str, int] = {}
+        for entry in ledger._open.values():
+            heard[entry.request_id] = heard.get(entry.request_id, 0) + len(ledger._ranks - entry.waiting)
+        for entry in list(ledger._open.values()):
+            if heard[entry.request_id] >= len(ledger._ranks):
+                self._settle(ledger._settle(entry, now))
+
+    yield SchedulerSide, "apply_reports", apply_reports
+
+
+@named_patch(SCHEDULER_PATCHES, "late-report-to-new-job")
+def late_report_to_new_job() -> Iterator[Swap]:
+    """A report counts for the latest job of its request id, which so appears to be over, and well."""
+    apply = Ledger.apply_report
+
+    def apply_report(self: Ledger, report: Report, now: float) -> Any:
+        entry = self._open.get(report.job_id)
+        latest = max((j for j, e in self._open.items() if entry and e.request_id == entry.request_id), default=None)
+        if latest is None or report.rank not in self._open[latest].waiting:
+            return None
+        return apply(self, Report(job_id=latest, rank=report.rank, result=Result.DONE), now)
+
+    yield Ledger, "apply_report", apply_report
+
+
+@named_patch(SCHEDULER_PATCHES, "release-at-first-rank")
+def release_at_first_rank() -> Iterator[Swap]:
+    """A job is over when the first rank has reported; what comes later is swallowed."""
     apply = Ledger.apply_report
 
     def apply_report(self: Ledger, report: Report, now: float) -> Any:
         entry = self._open.get(report.job_id)
         if entry is None:
             return None
-        chosen = choose(self, entry, report)
-        if chosen is None:
-            return None
-        size = len(chosen.job.block_ids)
-        bad = tuple(p for p in report.bad if p < size) or ((0,) if report.bad else ())
-        moved = Report(job_id=chosen.job.job_id, rank=report.rank, result=report.result, bad=bad)
-        return apply(self, moved, now)
-
-    return Ledger, "apply_report", apply_report
-
-
-def _same_request(ledger: Ledger, entry: Any) -> list[Any]:
-    return [
-        e for _, e in sorted(ledger._open.items()) if e.request_id == entry.request_id and e.job.kind is entry.job.kind
-    ]
-
-
-@named_patch(SCHEDULER_PATCHES, "count-per-request")
-def count_per_request() -> Iterator[Swap]:
-    """Reports are counted per request id, so two jobs of it complete each other."""
-
-    def choose(ledger: Ledger, entry: Any, report: Report) -> Any:
-        oldest = _same_request(ledger, entry)[0]
-        if report.rank not in oldest.waiting:
-            oldest.waiting.pop()
-            oldest.waiting.add(report.rank)
-        return oldest
-
-    yield _redirected(choose)
-
-
-@named_patch(SCHEDULER_PATCHES, "late-report-to-new-job")
-def late_report_to_new_job() -> Iterator[Swap]:
-    """A late report of an older generation counts for the id's latest job; the older job never completes."""
-
-    def choose(ledger: Ledger, entry: Any, report: Report) -> Any:
-        latest = _same_request(ledger, entry)[-1]
-        return latest if report.rank in latest.waiting else None
-
-    yield _redirected(choose)
-
-
-@named_patch(SCHEDULER_PATCHES, "release-at-first-rank")
-def release_at_first_rank() -> Iterator[Swap]:
-    """Pins are released when the first rank has reported."""
-
-    def choose(_ledger: Ledger, entry: Any, report: Report) -> Any:
         entry.waiting = {report.rank}
-        return entry
+        return apply(self, report, now)
 
-    yield _redirected(choose)
+    yield Ledger, "apply_report", apply_report
 
 
 @named_patch(SCHEDULER_PATCHES, "report-counted-twice")
 def report_counted_twice() -> Iterator[Swap]:
-    """A report that comes a second time counts for a rank that has not reported."""
+    """A report that comes a second time, with the next step, counts for a rank that has not reported."""
+    take, said, apply = RankSide.take_reports, WeakKeyDictionary[RankSide, list[Report]](), Ledger.apply_report
 
-    def choose(_ledger: Ledger, entry: Any, report: Report) -> Any:
-        if report.rank not in entry.waiting:
+    def take_reports(self: RankSide) -> list[Report]:
+        last, said[self] = said.get(self, []), take(self)
+        return [*said[self], *last]
+
+    def apply_report(self: Ledger, report: Report, now: float) -> Any:
+        entry = self._open.get(report.job_id)
+        if entry is not None and report.rank not in entry.waiting:
             entry.waiting.pop()
             entry.waiting.add(report.rank)
-        return entry
+        return apply(self, report, now)
 
-    yield reports_again()
-    yield _redirected(choose)
+    yield RankSide, "take_reports", take_reports
+    yield Ledger, "apply_report", apply_report
 
 
 # -- emission ---------------------------------------------------------------
@@ -189,9 +196,22 @@ def store_partial_blocks() -> Iterator[Swap]:
 
 @named_patch(SCHEDULER_PATCHES, "store-on-failed-load")
 def store_on_failed_load() -> Iterator[Swap]:
-    """Blocks are stored while the synchronous load they rest on is pending, and after it has failed."""
-    yield Tracker, "may_store", property(lambda _self: True)
-    yield Ledger, "wants_store", lambda self, r, storable, _now: r in self._trackers and storable > 0
+    """Blocks are stored while the synchronous load they rest on is pending, from the step after the load's on."""
+    emit_loads, of_this_step = SchedulerSide._emit_loads, set[int]()
+
+    def noted(self: SchedulerSide, now: float) -> list[Job]:
+        jobs = emit_loads(self, now)
+        of_this_step.clear()
+        of_this_step.update(j.job_id for j in jobs)
+        return jobs
+
+    def wants_store(self: Ledger, request_id: str, storable: int, _now: float) -> bool:
+        tracker = self._trackers.get(request_id)
+        return tracker is not None and tracker.may_store and tracker.load_job not in of_this_step and storable > 0
+
+    yield SchedulerSide, "_emit_loads", noted
+    yield Ledger, "wants_store", wants_store
+    yield Tracker, "may_store", property(lambda self: self.load is not Load.TAINTED)
 
 
 @named_patch(SCHEDULER_PATCHES, "store-on-shared-load")
@@ -245,6 +265,31 @@ def reset_keeps_keys() -> Iterator[Swap]:
     yield Ledger, "reset", lambda self, _epoch: reset(self, self._epoch)
 
 
+@named_patch(SCHEDULER_PATCHES, "failed-block-believed-stored")
+def failed_block_believed_stored() -> Iterator[Swap]:
+    """Every block of a store that is over counts as stored."""
+    settled = Ledger._store_settled
+
+    def store_settled(self: Ledger, entry: OpenJob, current: Tracker | None, now: float) -> None:
+        settled(self, entry, current, now)
+        if entry.job.epoch == self._epoch:
+            self._known.add(entry.job.hashes)
+
+    yield Ledger, "_store_settled", store_settled
+
+
+@named_patch(SCHEDULER_PATCHES, "miss-not-forgotten")
+def miss_not_forgotten() -> Iterator[Swap]:
+    """What counts as stored counts as stored for ever."""
+    yield Ledger, "forget_known", lambda _self, _hashes: None
+
+
+@named_patch(SCHEDULER_PATCHES, "failed-hit-outlives-request")
+def failed_hit_outlives_request() -> Iterator[Swap]:
+    """That a hit failed is remembered for the request id."""
+    yield Ledger, "end_request", lambda _self, _request_id: None
+
+
 # -- what the scheduler asks ------------------------------------------------
 
 
@@ -264,3 +309,25 @@ def push_work_for_ever() -> Iterator[Swap]:
 def waits_for_nothing() -> Iterator[Swap]:
     """has_pending_block_frees is true though no report can free a block: core neither preempts nor proceeds."""
     yield SchedulerSide, "has_pending_block_frees", lambda _self: True
+
+
+# -- two steps in flight ----------------------------------------------------
+
+
+@named_patch(SCHEDULER_PATCHES, "load-under-running-step")
+def load_under_running_step() -> Iterator[Swap]:
+    """A producer loads under asynchronous scheduling, and no load waits for the steps before it: the target may be a
+    block that one of them still writes. (Either guard alone is enough.)"""
+    run = Transfer.run
+
+    def unordered(self: Transfer, job: Job, fence: Fence) -> None:
+        run(self, job, fence if job.kind is Kind.STORE else Fence(None))
+
+    yield assembly, "may_load", lambda **_start: True
+    yield Transfer, "run", unordered
+
+
+@named_patch(SCHEDULER_PATCHES, "sync-load-under-next-step")
+def sync_load_under_next_step() -> Iterator[Swap]:
+    """Synchronous loads although the next step is scheduled before a failure is known."""
+    yield assembly, "check_pipeline", lambda _settings, _steps_in_flight: None

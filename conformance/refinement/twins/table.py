@@ -161,7 +161,7 @@ BY_TOUR = {
     "reset-keeps-keys": "reset",
     "unbounded-pins": "budget",
 }
-"""Mutants whose twin at the level of the ledgers (`ledger_twins`) the tour or refusal sweep of this slice must kill.
+"""Mutants whose twin at the level of the ledgers (`in_adapter`) the tour or refusal sweep of this slice must kill.
 Two more need a larger graph: `store-on-shared-load` is killed in the nightly slice `shared`; `load-under-running-step` needs
 loads, a producer and two steps in flight together, and is killed by a scenario."""
 
