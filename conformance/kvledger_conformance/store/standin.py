@@ -22,6 +22,10 @@ from kvledger_conformance.store.world import StoredObject, World
 
 NO_SPACE, BAD_PARAMS, NOT_FOUND, HAS_LEASE, TRANSFER_FAIL = -200, -600, -704, -706, -800
 
+Segments = list[tuple[int, int]]
+"""(address, size) of the buffers of a key."""
+Move = Callable[[Transfer, str, Segments], int]
+
 
 class CallAfterCloseError(RuntimeError):
     """A call on a closed handle: the real client ends the process with a segmentation fault."""
@@ -114,8 +118,6 @@ class MooncakeDistributedStore:
         self, keys: list[str], buffer_ptrs: list[int], sizes: list[int], config: ReplicateConfig | None = None
     ) -> list[int]:
         """Store one buffer per key; an object that exists stays as it is and answers 0."""
-        if len(keys) != len(buffer_ptrs) or len(keys) != len(sizes):
-            return [BAD_PARAMS] * len(keys)
         return self.batch_put_from_multi_buffers(keys, [[p] for p in buffer_ptrs], [[s] for s in sizes], config)
 
     def batch_put_from_multi_buffers(
@@ -127,20 +129,12 @@ class MooncakeDistributedStore:
     ) -> list[int]:
         """Store the concatenation of several buffers per key."""
         del config
-        self._check("batch_put")
-        segments = _shape(keys, all_buffer_ptrs, all_sizes)
-        if segments is None:
-            return [BAD_PARAMS] * len(keys)
-        if not keys:
-            return []
-        transfer = self._world.begin(self._client, "put", keys, segments)
-        return self._run(transfer, lambda: self._put(transfer))
+        return self._transfer("put", keys, all_buffer_ptrs, all_sizes, self._put)
 
     def batch_get_into(self, keys: list[str], buffer_ptrs: list[int], sizes: list[int]) -> list[int]:
         """Read one object per buffer; answers the bytes read, also when the buffer is larger."""
-        if len(keys) != len(buffer_ptrs) or len(keys) != len(sizes):
-            return [BAD_PARAMS] * len(keys)
-        return self._get(keys, [[p] for p in buffer_ptrs], [[s] for s in sizes], exact=False)
+        pointers, lengths = [[p] for p in buffer_ptrs], [[s] for s in sizes]
+        return self._transfer("get", keys, pointers, lengths, lambda *one: self._read(*one, exact=False))
 
     def batch_get_into_multi_buffers(
         self,
@@ -151,7 +145,7 @@ class MooncakeDistributedStore:
     ) -> list[int]:
         """Read one object into several buffers whose sizes must add up to the object's."""
         del prefer_alloc_in_same_node
-        return self._get(keys, all_buffer_ptrs, all_sizes, exact=True)
+        return self._transfer("get", keys, all_buffer_ptrs, all_sizes, lambda *one: self._read(*one, exact=True))
 
     def batch_get_replica_desc(self, keys: list[str]) -> dict[str, list[Any]]:
         """Where objects lie; this store says nothing about that."""
@@ -217,7 +211,7 @@ class MooncakeDistributedStore:
     def _give_up(self, transfer: Transfer) -> list[int]:
         """-800: the client stops waiting, the bytes go on moving."""
         with self._world.changed:
-            plan: list[tuple[list[tuple[int, int]], bytes]] = []
+            plan: list[tuple[Segments, bytes]] = []
             if transfer.operation == "get":
                 objects = self._world.objects
                 plan = [
@@ -228,43 +222,20 @@ class MooncakeDistributedStore:
             transfer.start_late(plan)
         return [TRANSFER_FAIL] * len(transfer.keys)
 
-    def _put(self, transfer: Transfer) -> list[int]:
-        world, answer = self._world, []
-        fault = transfer.fault
-        for i, (key, segments) in enumerate(zip(transfer.keys, transfer.segments, strict=True)):
-            if i == len(transfer.keys) // 2:
-                world.wait_at(transfer, "during")
-            if fault is not None and fault.omits(i, len(transfer.keys)):
-                continue
-            if fault is not None and fault.spares(i):
-                answer.append(fault.code)
-                continue
-            with world.changed:
-                data = read_segments(segments)
-                if key in world.objects:
-                    answer.append(0)
-                elif not data or (world.capacity is not None and world.used() + len(data) > world.capacity):
-                    answer.append(NO_SPACE if data else BAD_PARAMS)
-                else:
-                    world.objects[key] = StoredObject(data)
-                    answer.append(0)
-                    world.on_commit(transfer, key, data)
-        world.on_read(transfer)
-        return answer
-
-    def _get(
-        self, keys: list[str], all_buffer_ptrs: list[list[int]], all_sizes: list[list[int]], *, exact: bool
+    def _transfer(
+        self, operation: str, keys: list[str], pointers: list[list[int]], sizes: list[list[int]], move: Move
     ) -> list[int]:
-        self._check("batch_get")
-        segments = _shape(keys, all_buffer_ptrs, all_sizes)
+        self._check(f"batch_{operation}")
+        segments = _shape(keys, pointers, sizes)
         if segments is None:
             return [BAD_PARAMS] * len(keys)
         if not keys:
             return []
-        transfer = self._world.begin(self._client, "get", keys, segments)
-        return self._run(transfer, lambda: self._read(transfer, exact))
+        transfer = self._world.begin(self._client, operation, keys, segments)
+        return self._run(transfer, lambda: self._each(transfer, move))
 
-    def _read(self, transfer: Transfer, exact: bool) -> list[int]:
+    def _each(self, transfer: Transfer, move: Move) -> list[int]:
+        """The code of each key: what its fault says, or what comes of moving its bytes."""
         world, fault, answer = self._world, transfer.fault, []
         for i, (key, segments) in enumerate(zip(transfer.keys, transfer.segments, strict=True)):
             if i == len(transfer.keys) // 2:
@@ -275,25 +246,38 @@ class MooncakeDistributedStore:
                 answer.append(fault.code)
                 continue
             with world.changed:
-                stored = world.objects.get(key)
-                if stored is None:
-                    answer.append(NOT_FOUND)
-                    continue
-                stored.leased = True
-                room = sum(size for _, size in segments)
-                if room < len(stored.data):
-                    answer.append(BAD_PARAMS)
-                elif exact and room > len(stored.data):
-                    answer.append(TRANSFER_FAIL)
-                else:
-                    write_segments(segments, stored.data)
-                    answer.append(len(stored.data))
+                answer.append(move(transfer, key, segments))
+        if transfer.operation == "put":
+            world.on_read(transfer)
         return answer
+
+    def _put(self, transfer: Transfer, key: str, segments: Segments) -> int:
+        world, data = self._world, read_segments(segments)
+        if key in world.objects:
+            return 0
+        if not data or (world.capacity is not None and world.used() + len(data) > world.capacity):
+            return NO_SPACE if data else BAD_PARAMS
+        world.objects[key] = StoredObject(data)
+        world.on_commit(transfer, key, data)
+        return 0
+
+    def _read(self, _transfer: Transfer, key: str, segments: Segments, *, exact: bool) -> int:
+        stored = self._world.objects.get(key)
+        if stored is None:
+            return NOT_FOUND
+        stored.leased = True
+        room, size = sum(size for _, size in segments), len(stored.data)
+        if room < size:
+            return BAD_PARAMS
+        if exact and room > size:
+            return TRANSFER_FAIL
+        write_segments(segments, stored.data)
+        return size
 
 
 def _shape(
     keys: Sequence[str], pointers: Sequence[Sequence[int]], sizes: Sequence[Sequence[int]]
-) -> list[list[tuple[int, int]]] | None:
+) -> list[Segments] | None:
     """(address, size) per buffer per key, or None if the lists do not fit."""
     if len(keys) != len(pointers) or len(keys) != len(sizes):
         return None
