@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from conformance.model import manifest
+from conformance.tla import cfg, tlc, value
 from conformance.tla import module as tla_module
-from conformance.tla import tlc, value
-from conformance.tla.graph import GraphError, replaced
+from conformance.tla.graph import GraphError
 
 FILE = Path(__file__).resolve().parent / "counterexamples.json"
 TIMEOUT_S = 3600.0
@@ -37,7 +37,7 @@ class Counterexample:
     @property
     def replaces(self) -> dict[str, str]:
         """The wrong operators, each with the name of the right one."""
-        return replaced(self.cfg_text)
+        return cfg.parse(self.cfg_text).replaced
 
 
 def checks() -> list[manifest.Check]:
@@ -136,7 +136,7 @@ def load() -> dict[str, Counterexample]:
 
 def read(name: str, entry: dict[str, Any], cfg_text: str) -> Counterexample:
     """One of them. Actions get the names that the model gives them."""
-    names, ending = replaced(cfg_text), ""
+    names, ending = cfg.parse(cfg_text).replaced, ""
     values: State = {}
     steps: list[tuple[str, State]] = []
     for step in entry["steps"]:

@@ -1,11 +1,11 @@
 """What surrounds kvledger's protocol in a tour: vLLM's block pool and requests, the store, the bounds of a model."""
 
 import functools
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from conformance.tla import cfg
 from kvledger.config import Settings
 from kvledger.groups import GroupPlan
 from kvledger.keys import KeySpace
@@ -39,7 +39,7 @@ class Bounds:
     @classmethod
     def read(cls, cfg_text: str) -> "Bounds":
         """From a TLC configuration."""
-        found = dict(re.findall(r"^ *(\w+) *(?:=|<-) *(\S+)", cfg_text, re.MULTILINE))
+        found = {name: value.partition(" ")[2] for name, value in cfg.parse(cfg_text).constants.items()}
         return cls(
             max_pinned=int(found["MaxPinned"]),
             max_attempts=int(found["MaxAttempts"]),

@@ -24,6 +24,12 @@ class Cfg:
     invariants: tuple[str, ...] = ()
     properties: tuple[str, ...] = ()
 
+    @property
+    def replaced(self) -> dict[str, str]:
+        """Operators that stand in the place of others, each with the name of the one that it stands for."""
+        operators = {v.removeprefix("<- "): n for n, v in self.constants.items() if v.startswith("<- ")}
+        return {operator: n for operator, n in operators.items() if operator not in ("TRUE", "FALSE")}
+
     def changed(
         self,
         constants: Mapping[str, str],
@@ -55,7 +61,12 @@ class Cfg:
 
 
 def read(path: Path) -> Cfg:
-    """Parse a configuration file.
+    """Parse a configuration file; raises as `parse`."""
+    return parse(path.read_text(encoding="utf-8"), path.name)
+
+
+def parse(text: str, name: str = "cfg") -> Cfg:
+    """A configuration's text.
 
     Raises:
         CfgError: a line that is not understood, with its number.
@@ -64,7 +75,7 @@ def read(path: Path) -> Cfg:
     constants: dict[str, str] = {}
     names: dict[str, list[str]] = {"INVARIANTS": [], "PROPERTIES": []}
     section = ""
-    for number, raw in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, raw in enumerate(text.splitlines(), start=1):
         line = re.sub(r"\\\*.*", "", raw).strip()
         if not line:
             continue
@@ -80,5 +91,5 @@ def read(path: Path) -> Cfg:
         elif section in names and re.fullmatch(r"[\w\s]+", line):
             names[section] += line.split()
         else:
-            raise CfgError(f"{path.name}:{number}: not understood: {raw!r}")
+            raise CfgError(f"{name}:{number}: not understood: {raw!r}")
     return Cfg(single, constants, tuple(names["INVARIANTS"]), tuple(names["PROPERTIES"]))

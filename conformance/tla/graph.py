@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from conformance.tla import tlc, value
+from conformance.tla import cfg, tlc, value
 
 TLC_TIMEOUT_S = 300
 _NODE = re.compile(r'^(-?\d+) \[label="(.*?)"(,style = filled)?\];?$', re.DOTALL)
@@ -77,13 +77,7 @@ def export(name: str) -> Graph:
         )  # fmt: skip
         if code != 0:
             raise GraphError(f"TLC ended with {code} on slice {name}:\n{output[-2000:]}")
-        return load(name, dot.read_text(), replaced(cfg_text))
-
-
-def replaced(cfg_text: str) -> dict[str, str]:
-    """Operators that a configuration puts in the place of others, with the name that they stand for."""
-    found = re.findall(r"^ *(\w+) *<- *(\w+)", cfg_text, re.MULTILINE)
-    return {operator: name for name, operator in found if operator not in ("TRUE", "FALSE")}
+        return load(name, dot.read_text(), cfg.parse(cfg_text).replaced)
 
 
 def load(name: str, text: str, names: dict[str, str] | None = None) -> Graph:

@@ -5,7 +5,7 @@ import pytest
 from conformance.refinement import hook_walk, tour
 from conformance.refinement.twins import table as twins
 from conformance.refinement.twins.in_adapter import LEDGER_PATCHES
-from conformance.tla import graph
+from conformance.tla import cfg, graph
 from conformance.tla.tlc import SPEC
 
 
@@ -49,7 +49,7 @@ def test_lint_sees_what_cannot_be_reached():
 
 
 def test_action_that_stands_in_for_another_has_the_model_s_name():
-    names = graph.replaced("CONSTANTS\n  Go <- GoNarrow\n  Stop <- FALSE\n")
+    names = cfg.parse("CONSTANTS\n  Go <- GoNarrow\n  Stop <- FALSE\n").replaced
     assert names == {"GoNarrow": "Go"}
     made = graph.load("x", NODES + '1 -> 2 [label="GoNarrow"];\n2 -> 3 [label="Stay"];', names)
     assert [action for _, action, _ in made.edges] == ["Go", "Stay"]
