@@ -7,11 +7,11 @@ Exit code 0: all accepted; 1: some rejected; 2: not a recording.
 """
 
 import argparse
-import itertools
 import json
 import re
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +36,7 @@ CONSTANTS
   MaxJob <- NumJobs
   MaxEpoch <- NumResets
 """
+CONSTANTS = ("ranks", "blocks", "max_pinned", "max_attempts")
 SAID = re.compile(r'^"(<<\\"(?:ACCEPTED|REJECTED)\\", .*>>)"\s*$', flags=re.MULTILINE)
 
 
@@ -65,11 +66,6 @@ class Verdict:
         return "\n".join(lines)
 
 
-def check(path: Path, *, timeout_s: float = 300.0) -> Verdict:
-    """One recording. Raises as `check_all`."""
-    return check_all([path], timeout_s=timeout_s)[0]
-
-
 def check_all(paths: Sequence[Path], *, timeout_s: float = 600.0) -> list[Verdict]:
     """Recordings in the order given; one run of TLC for all whose engines had the same ranks, pool and budget.
 
@@ -77,18 +73,11 @@ def check_all(paths: Sequence[Path], *, timeout_s: float = 600.0) -> list[Verdic
         NotATraceError: see `read`.
         RuntimeError: TLC itself failed; its output is in the message.
     """
-
-    def constants(recording: Recording) -> tuple[int, ...]:
-        return tuple(recording.header[k] for k in ("ranks", "blocks", "max_pinned", "max_attempts"))
-
-    recordings = [read(path) for path in paths]
-    verdicts: dict[int, Verdict] = {}
-    order = sorted(range(len(recordings)), key=lambda i: constants(recordings[i]))
-    for _, members in itertools.groupby(order, key=lambda i: constants(recordings[i])):
-        numbers = list(members)
-        found = _verdicts([recordings[i] for i in numbers], timeout_s)
-        verdicts |= dict(zip(numbers, found, strict=True))
-    return [verdicts[i] for i in range(len(recordings))]
+    groups: dict[tuple[int, ...], list[Recording]] = defaultdict(list)
+    for recording in map(read, paths):
+        groups[tuple(recording.header[k] for k in CONSTANTS)].append(recording)
+    found = {verdict.path: verdict for group in groups.values() for verdict in _verdicts(group, timeout_s)}
+    return [found[path] for path in paths]
 
 
 def _verdicts(recordings: Sequence[Recording], timeout_s: float) -> list[Verdict]:
@@ -164,17 +153,8 @@ def main(arguments: Iterable[str] | None = None) -> int:
     for verdict in verdicts:
         print(verdict.story())
     if options.json:
-        rows = [
-            {
-                "file": str(v.path),
-                "events": v.events,
-                "accepted": v.accepted,
-                "at": v.at,
-                "broken": list(v.broken),
-                "allowed": list(v.allowed),
-            }
-            for v in verdicts
-        ]
+        told = ("events", "accepted", "at", "broken", "allowed")
+        rows = [{"file": str(v.path)} | {key: getattr(v, key) for key in told} for v in verdicts]
         options.json.write_text(json.dumps({"traces": rows}, indent=2) + "\n", encoding="utf-8")
     return 0 if all(v.accepted for v in verdicts) else 1
 

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -17,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from conformance.recordings import recorded, workload
+from conformance.recordings.check import Verdict, check_all
+from conformance.recordings.recording import read
 from conformance.recordings.scenarios import FAULTS_OF, SCENARIOS, Scenario, by_name
 from demo.__main__ import Exit, fail, say
 from demo.children import ChildError, Event, run_child
 from demo.plan import Plan
 
-CHECK_BOUND_S = 1800.0  # far above TLC's minute for the whole set
 EXAMPLE = """\
 example:
   ./dev trace run traces --all
@@ -103,33 +103,20 @@ def record(scenario: Scenario, target: Path, log: Path) -> dict[str, Any]:
 
 def happened(path: Path, values: dict[str, Any]) -> Counter[str]:
     """Counts from the recording itself, and of what only the workload or the connector can know."""
-    seen = recorded.facts(recorded.read(path)) + Counter(values["counts"])
+    recording = read(path)
+    seen = recorded.facts([recording.header, *recording.events]) + Counter(values["counts"])
     seen["given_up"] = values["snapshot"]["declined"]["attempts"]
     seen["left_pinned"] = values["snapshot"]["blocks_pinned"]
     return seen
 
 
-def verdicts(folder: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """What TLC says, by name; the stories of rejected ones go to stdout."""
-    report = folder / "verdicts.json"
-    files = [str(folder / f"{name}.jsonl") for name in names]
-    command = [sys.executable, "-m", "conformance.recordings.check", *files, "--json", str(report)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=CHECK_BOUND_S)
-    if done.returncode not in (0, 1):
-        raise RuntimeError(f"the check ended with {done.returncode}: {done.stderr[-2000:]}")
-    print("\n".join(line for line in done.stdout.splitlines() if not line.startswith("accepted")), flush=True)
-    rows = json.loads(report.read_text())["traces"]
-    report.unlink()
-    return {Path(row["file"]).stem: row for row in rows}
-
-
-def judged(scenario: Scenario, said: dict[str, Any]) -> tuple[str, bool]:
+def judged(scenario: Scenario, said: Verdict) -> tuple[str, bool]:
     """The verdict in words, and whether it is the right one."""
-    if said["accepted"]:
+    if said.accepted:
         return ("accepted", True) if scenario.rejected_by is None else ("ACCEPTED, WRONGLY", False)
-    if scenario.rejected_by in said["broken"]:
-        return f"rejected at {said['at']}", True
-    return f"REJECTED at {said['at']}", False
+    if scenario.rejected_by in said.broken:
+        return f"rejected at {said.at}", True
+    return f"REJECTED at {said.at}", False
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -174,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> Exit:
             )
         say("checking with TLC")
         started = time.monotonic()
-        said = verdicts(folder, [row["name"] for row in rows])
+        said = check_all([folder / f"{row['name']}.jsonl" for row in rows])
         check_s = time.monotonic() - started
     except KeyboardInterrupt:
         say("\ninterrupted: all processes have been ended")
@@ -182,8 +169,10 @@ def main(arguments: Sequence[str] | None = None) -> Exit:
     except ChildError as problem:
         say(problem.tail)
         return fail(str(problem), "the lines above are the end of its log", f"{folder} has the whole log")
-    for row in rows:
-        row["verdict"], row["right"] = judged(by_name(row["name"]), said[row["name"]])
+    for row, verdict in zip(rows, said, strict=True):
+        row["verdict"], row["right"] = judged(by_name(row["name"]), verdict)
+        if not verdict.accepted:
+            print(verdict.story(), flush=True)
     (folder / "recordings.json").write_text(json.dumps({"recordings": rows, "check_s": check_s}, indent=2) + "\n")
     print(f"{table(rows)}\n\nTLC: {check_s:.0f} s for all of them")
     for row in rows:

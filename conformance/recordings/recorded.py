@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Any
 
-Event = dict[str, Any]
+from conformance.recordings.recording import Event
+
 STORE_RESULTS = {"REFUSED": "refused", "FAILED": "failed_stores", "INDETERMINATE": "indeterminate_stores"}
-
-
-def read(path: Path) -> list[Event]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def facts(events: Iterable[Event]) -> Counter[str]:

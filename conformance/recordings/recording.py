@@ -21,7 +21,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "Reset": ("loading",),
 }
 DEFAULTS: dict[str, Any] = {"blocks": [], "names": [], "retry": [], "tainted": []}
-REQUESTS, HASHES, COUNTED_FROM_0 = ("req", "tainted", "loading"), ("names", "hashes"), ("retry", "bad")
+REQUESTS, HASHES, COUNTED_FROM_0 = ("tainted", "loading"), ("names", "hashes"), ("retry", "bad")
 
 Event = dict[str, Any]
 
@@ -102,16 +102,18 @@ class Module:
 
     def _value(self, event: Event, key: str) -> Any:
         value: Any = event.get(key, DEFAULTS.get(key))
+        if key == "req":
+            return self._request(value)
         if key in REQUESTS:
-            numbers = [
-                self.requests.setdefault(r, len(self.requests) + 1) for r in ([value] if key == "req" else value)
-            ]
-            return numbers[0] if key == "req" else numbers
+            return [self._request(name) for name in value]
         if key in HASHES:
             return [self.hashes.setdefault(h, f"h{len(self.hashes) + 1}") for h in value]
         if key in COUNTED_FROM_0:  # the model counts block indices and positions from 1
             return [i + 1 for i in value]
         return value
+
+    def _request(self, name: str) -> int:
+        return self.requests.setdefault(name, len(self.requests) + 1)
 
 
 def _tla(value: Any) -> str:

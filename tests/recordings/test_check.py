@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.recordings import check, recorded, rules
-from conformance.recordings.recording import NotATraceError
+from conformance.recordings import check, recorded, recording, rules
 from conformance.recordings.scenarios import by_name
 from tests.recordings.corruptions import CORRUPTIONS, Events
 
@@ -24,8 +23,8 @@ AFTER = 3  # events that a corrupted recording keeps after the corruption: it mu
 
 
 def load(name: str) -> Events:
-    with gzip.open(TRACES / f"{name}.jsonl.gz", "rt") as lines:
-        return [json.loads(line) for line in lines]
+    found = recording.read(TRACES / f"{name}.jsonl.gz")
+    return [found.header, *found.events]
 
 
 def save(path: Path, events: Events) -> Path:
@@ -41,11 +40,11 @@ def verdicts(tmp_path_factory):
     def of(name: str) -> dict[str, tuple[check.Verdict, int]]:
         folder = tmp_path_factory.mktemp(name)
         files, at = [TRACES / f"{name}.jsonl.gz"], {"": 0}
-        for recording, corrupt, _ in CORRUPTIONS:
-            if recording == name:
+        for one in CORRUPTIONS:
+            if one.recording == name:
                 events = load(name)
-                at[corrupt.__name__] = corrupt(events)
-                files.append(save(folder / f"{corrupt.__name__}.jsonl", events[: at[corrupt.__name__] + 1 + AFTER]))
+                at[one.name] = one.corrupt(events)
+                files.append(save(folder / f"{one.name}.jsonl", events[: at[one.name] + 1 + AFTER]))
         return dict(zip(at, zip(check.check_all(files), at.values(), strict=True), strict=True))
 
     return of
@@ -67,16 +66,14 @@ def test_recording_contains_what_its_scenario_promises(name):
     assert [m for m in counted if not seen[m]] == []
 
 
-@pytest.mark.parametrize(
-    ("name", "corrupt", "rule"), CORRUPTIONS, ids=[f"{name}-{c.__name__}" for name, c, _ in CORRUPTIONS]
-)
-def test_corrupted_recording_is_rejected_at_its_event(verdicts, name, corrupt, rule):
-    verdict, at = verdicts(name)[corrupt.__name__]
+@pytest.mark.parametrize("corruption", CORRUPTIONS, ids=lambda c: f"{c.recording}-{c.name}")
+def test_corrupted_recording_is_rejected_at_its_event(verdicts, corruption):
+    verdict, at = verdicts(corruption.recording)[corruption.name]
     assert not verdict.accepted
     assert verdict.at == at - 1, verdict.story()  # the header is not an event
-    assert rule in verdict.broken, verdict.story()
+    assert corruption.rule in verdict.broken, verdict.story()
     assert verdict.event["action"] in verdict.story()
-    assert rules.RULES[rule] in verdict.story()
+    assert rules.RULES[corruption.rule] in verdict.story()
     assert verdict.allowed
 
 
@@ -89,7 +86,7 @@ def test_corrupted_recording_is_rejected_at_its_event(verdicts, name, corrupt, r
 )
 def test_engine_with_a_wrong_connector_is_rejected(name, rule):
     """Not corrupted: recorded from real engines whose connector did what it must not."""
-    verdict = check.check(TRACES.parent / "rejected" / f"{name}.jsonl.gz")
+    (verdict,) = check.check_all([TRACES.parent / "rejected" / f"{name}.jsonl.gz"])
     assert not verdict.accepted
     assert verdict.broken == (rule,)
 
@@ -106,19 +103,19 @@ def test_every_rule_is_explained_and_broken_by_a_corruption():
     section = text.split("(* The rules of each event. *)")[1].split("(* The effects. *)")[0]
     named = set(re.findall(r"^\s*\[?([A-Z]\w+) \|->|\[([A-Z]\w+) \|->|, ([A-Z]\w+) \|->", section, re.MULTILINE))
     written = {name for names in named for name in names if name}
-    assert written == set(rules.RULES) == {rule for _, _, rule in CORRUPTIONS}
+    assert written == set(rules.RULES) == {c.rule for c in CORRUPTIONS}
 
 
 def test_lost_line_is_noticed(tmp_path):
     path = tmp_path / "gap.jsonl"
     lines = gzip.decompress((TRACES / "storm-tp2.jsonl.gz").read_bytes()).decode().splitlines()
     path.write_text("\n".join([*lines[:10], *lines[11:]]))
-    with pytest.raises(NotATraceError, match="gap"):
-        check.check(path)
+    with pytest.raises(recording.NotATraceError, match="gap"):
+        check.check_all([path])
 
 
 def test_recording_of_another_version_is_refused(tmp_path):
     events = load("storm-tp2")
     events[0]["version"] = 1
-    with pytest.raises(NotATraceError, match="version"):
-        check.check(save(tmp_path / "old.jsonl", events))
+    with pytest.raises(recording.NotATraceError, match="version"):
+        check.check_all([save(tmp_path / "old.jsonl", events)])

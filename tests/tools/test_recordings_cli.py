@@ -1,9 +1,14 @@
 """`./dev trace run` and the set it makes, without making it."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from conformance.recordings import record, recorded
+from conformance.recordings.check import Verdict
 from conformance.recordings.faulty import scripted
+from conformance.recordings.recording import Event
 from conformance.recordings.scenarios import SCENARIOS, StoreFault, by_name
 
 
@@ -19,15 +24,9 @@ def test_the_set_covers_what_is_promised() -> None:
     assert len(set(names)) == len(names) >= 10
     assert sum(s.tensor_parallel == 2 for s in SCENARIOS) >= 2
     promised = {name for s in SCENARIOS for name in s.must}
-    assert {
-        "preempted",
-        "aborted_running",
-        "aborted_loading",
-        "refused",
-        "loads_failed",
-        "sync_loads_failed",
-    } <= promised
-    assert {"reset_while_loading", "failed_stores", "indeterminate_stores", "two_ranks", "sharers_tainted"} <= promised
+    wanted = """preempted aborted_running aborted_loading refused loads_failed sync_loads_failed reset_while_loading
+    failed_stores indeterminate_stores two_ranks sharers_tainted"""
+    assert set(wanted.split()) <= promised
 
 
 def test_names_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,20 +47,20 @@ def test_faults_hit_the_calls_and_the_rank_they_are_meant_for() -> None:
 
 def test_a_negative_control_is_right_only_if_its_rule_rejects_it() -> None:
     good, wrong = by_name("storm"), by_name("early-release")
-    accepted = {"accepted": True, "at": 0, "broken": []}
-    rejected = {"accepted": False, "at": 7, "broken": ["PinnedNotFreed"]}
+    accepted = Verdict(Path("storm"), 9, accepted=True)
+    rejected = Verdict(Path("storm"), 9, accepted=False, at=7, broken=("PinnedNotFreed",))
     assert record.judged(good, accepted) == ("accepted", True)
     assert record.judged(good, rejected) == ("REJECTED at 7", False)
     assert record.judged(wrong, accepted) == ("ACCEPTED, WRONGLY", False)
     assert record.judged(wrong, rejected) == ("rejected at 7", True)
-    assert record.judged(wrong, rejected | {"broken": ["OwedFirst"]}) == ("REJECTED at 7", False)
+    assert record.judged(wrong, replace(rejected, broken=("OwedFirst",))) == ("REJECTED at 7", False)
 
 
 def test_facts_count_what_happened() -> None:
     begin = {"action": "BeginGeneration", "req": "a", "gen": 1}
     store = {"action": "EmitStore", "req": "a", "gen": 1, "table": [4, 5], "retry": []}
     report = {"action": "ApplyReport", "job": 1, "rank": 0}
-    events: list[recorded.Event] = [
+    events: list[Event] = [
         {"action": "Header", "ranks": 1},
         begin,
         store | {"job": 1, "blocks": [4, 5]},

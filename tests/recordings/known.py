@@ -1,30 +1,17 @@
-"""What a recording has said so far, to find a place for a corruption in it; and the list of all corruptions."""
+"""What a recording has said so far: to find a place in it for a corruption."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-Event = dict[str, Any]
-Events = list[Event]
-Corruption = Callable[[Events], int]
-CORRUPTIONS: list[tuple[str, Corruption, str]] = []  # recording, corruption, rule
-NAME = "0123456789abcdef"  # of no block
-
-
-def of(recording: str, rule: str) -> Callable[[Corruption], Corruption]:
-    """Register a corruption of a recording and the rule that it breaks."""
-
-    def register(corrupt: Corruption) -> Corruption:
-        CORRUPTIONS.append((recording, corrupt, rule))
-        return corrupt
-
-    return register
+from conformance.recordings.recording import Event
 
 
 @dataclass
 class Known:
     """What a recording has said before an event."""
 
+    budget: int = 0
     jobs: dict[int, Event] = field(default_factory=dict)  # open jobs
     pinned: set[int] = field(default_factory=set)
     stored: set[str] = field(default_factory=set)  # names in finished stores
@@ -35,10 +22,17 @@ class Known:
     next_job: int = 1
     last_gen: int = 0
 
+    @property
+    def loads(self) -> list[Event]:
+        """Open ones, the oldest first."""
+        return [job for job in self.jobs.values() if job["action"] == "EmitLoad"]
+
     def take(self, event: Event) -> None:
         action: str = event["action"]
         req: str = event.get("req", "")
-        if action == "BeginGeneration":
+        if action == "Header":
+            self.budget = event["max_pinned"]
+        elif action == "BeginGeneration":
             self.gens[req], self.last_gen = event["gen"], event["gen"]
             self.tables[req], self.retry[req], self.frontier[req] = event["table"], [], 0
         elif action in ("EndGeneration", "EndRequest"):
@@ -61,21 +55,13 @@ class Known:
             self.gens = {r: g for r, g in self.gens.items() if r in event["loading"]}
 
 
-def replay(events: Events) -> Iterator[tuple[int, Event, Known]]:
-    """Each event with its number, and what was known before it."""
+def first(
+    events: list[Event], action: str, wanted: Callable[[Event, Known], Any] = lambda e, k: True
+) -> tuple[int, Known]:
+    """The first event of a kind that fits, and what was known before it."""
     known = Known()
     for i, event in enumerate(events):
-        yield i, event, known
-        known.take(event)
-
-
-def first(events: Events, action: str, wanted: Callable[[Event, Known], Any] = lambda e, k: True) -> tuple[int, Known]:
-    """The first event of a kind that fits, and what was known before it."""
-    for i, event, known in replay(events):
         if event["action"] == action and wanted(event, known):
             return i, known
+        known.take(event)
     raise LookupError(f"the recording has no {action} that could be corrupted like this")
-
-
-def issues(event: Event, _: Known) -> bool:
-    return event.get("job") is not None
