@@ -12,7 +12,7 @@ from demo.faults import FaultyStore
 from kvledger.assembly import Parts
 from kvledger.config import Settings
 from kvledger.connector import MooncakeLedgerConnector
-from kvledger.keys import parse_key
+from kvledger.keys import KeySpace, parse_key
 from kvledger.mooncake.client import MooncakeClient, StoreClient
 from kvledger.mooncake.embedded import EmbeddedStore, list_keys
 from kvledger_conformance.engine import oracle
@@ -41,6 +41,7 @@ class LiveEngine(Engine):
 
     store: EmbeddedStore
     clients: dict[str, FaultyStore]
+    cache_prefix: str
     slowest_step_s = 0.0
 
     def add(self, request_id: str, prompt: Sequence[int], max_tokens: int = 4, stop: int = 0) -> Request:
@@ -90,9 +91,10 @@ class LiveEngine(Engine):
         assert all(rank.connector.rank_side.wait_idle(0.0) for rank in self.ranks)
 
     def stored_keys(self) -> list[str]:
-        """Keys of this engine's namespace in the store."""
-        prefix = self.connector.snapshot()["key_prefix"]
-        return [k for k in list_keys(self.store.metrics_port) if k.startswith(prefix)]
+        """Keys of this engine's key space in the store, of every epoch of it."""
+        space = KeySpace(namespace=self.connector.snapshot()["namespace"], cache_prefix=self.cache_prefix)
+        start = space.prefix().removesuffix("@")
+        return [k for k in list_keys(self.store.metrics_port) if k.startswith(start)]
 
     def poisoned(self) -> list[str]:
         """Keys whose stored bytes are not what their block hash stands for."""
@@ -123,6 +125,7 @@ def live_engine(
     num_blocks: int = 33,
     max_num_seqs: int = 8,
     role: str = "kv_both",
+    cache_prefix: str = "",
     **settings: Any,
 ) -> Iterator[LiveEngine]:
     """An engine on the store, closed at the end. vLLM's own policy is to end requests whose load failed."""
@@ -144,6 +147,7 @@ def live_engine(
             "max_batch_bytes": "64KiB",
             "shutdown_timeout_s": 5.0,
             "lookup_wait_s": 0.5,
+            "cache_prefix": cache_prefix,
             **settings,
         }
 
@@ -152,5 +156,5 @@ def live_engine(
     target = Target("kvledger", __name__, FaultyConnector.__name__, extra)
     with running(target, shape, store.master_address, kind=LiveEngine) as engine:
         assert isinstance(engine, LiveEngine)
-        engine.store, engine.clients = store, clients
+        engine.store, engine.clients, engine.cache_prefix = store, clients, cache_prefix
         yield engine

@@ -325,7 +325,6 @@ class SchedulerSide:
             "loads_accepted": self._loads_accepted,
             "lookups": asdict(self._lookups.counters) if self._lookups is not None else {},
             "namespace": self._keys.namespace,
-            "key_prefix": self._keys.prefix(self._ledger.epoch),
         }
 
     def close(self) -> None:
