@@ -18,9 +18,8 @@ MODES = ("kvledger", "kvledger-direct", "kvledger-sync", "kvledger-decode")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s.name)
 def test_scenario_breaks_nothing(mode, scenario):
-    target = find(mode).with_options(**dict(scenario.options))
     try:
-        violation = replay(target, scenario.shape, scenario.script)
+        violation = replay(find(mode), scenario.shape, scenario.script)
     except Impossible as error:
         pytest.skip(str(error))
     assert violation is None, violation.story
@@ -29,9 +28,8 @@ def test_scenario_breaks_nothing(mode, scenario):
 @pytest.mark.parametrize("mode", [m for m in MODES if m != "kvledger-sync"])
 @pytest.mark.parametrize("scenario", [s for s in SCENARIOS if s.shape.depth == 1], ids=lambda s: s.name)
 def test_scenario_breaks_nothing_with_two_steps_in_flight(mode, scenario):
-    target = find(mode).with_options(**dict(scenario.options))
     try:
-        violation = replay(target, dataclasses.replace(scenario.shape, depth=2), scenario.script)
+        violation = replay(find(mode), dataclasses.replace(scenario.shape, depth=2), scenario.script)
     except Impossible as error:
         pytest.skip(str(error))
     assert violation is None, violation.story

@@ -82,9 +82,8 @@ def run(
 
 
 def _run_scenario(target: targets.Target, scenario: Scenario, result: Result, say: Say) -> None:
-    chosen = target.with_options(**dict(scenario.options))
     try:
-        violation = replay(chosen, scenario.shape, scenario.script, past=scenario.past)
+        violation = replay(target, scenario.shape, scenario.script, past=scenario.past)
     except Impossible as error:
         say(f"scenario  {scenario.name}: does not apply ({error})")
         return
@@ -99,7 +98,7 @@ def _run_scenario(target: targets.Target, scenario: Scenario, result: Result, sa
     say(f"scenario  {scenario.name}: {'holds' if violation is None else violation}")
     if violation is not None:
         result.findings.append(
-            _finding(chosen, violation, f"scenario: {scenario.name}", scenario.source, scenario.past, SCENARIO_SHRINK_S)
+            _finding(target, violation, f"scenario: {scenario.name}", scenario.source, scenario.past, SCENARIO_SHRINK_S)
         )
 
 

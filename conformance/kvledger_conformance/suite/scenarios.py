@@ -32,7 +32,6 @@ class Scenario:
     breaks: str
     script: Script
     shape: Shape = field(default_factory=Shape)
-    options: tuple[tuple[str, Any], ...] = ()
     past: frozenset[str] = frozenset()
 
 
