@@ -241,7 +241,7 @@ class TestLoadFaults:
         rank = make_rank(transfer_mode=mode, transfer_timeout_s=0.2, breaker_failures=1)
         names = {Kind.STORE: 99, Kind.LOAD: 2}
         with monkeypatch.context() as hung:
-            hung.setattr("kvledger.worker.rank_side.record_fence", lambda device: Fence(NeverPassed()))
+            hung.setattr(rank.side, "_record_fence", lambda device: Fence(NeverPassed()))
             reports = rank.run(job(1, kind, [4], [names[kind]], reply_to="a"))
         assert [(r.result, r.bad) for r in reports] == [(Result.FAILED, (0,))]
         assert not any(t.any() for t in rank.caches.values())
