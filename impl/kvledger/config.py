@@ -2,7 +2,8 @@
 
 Later sources win: default, the JSON file that MOONCAKE_CONFIG_PATH names, environment, `kv_connector_extra_config`.
 What may live here: reading and checking settings; no Mooncake, no vLLM, no network. Invariants: a `Settings` made by
-`load_settings` is typed, in range and consistent; nothing is ignored silently and nothing is coerced by truthiness.
+`load_settings` is typed, in range and consistent; nothing is ignored without a line in `Settings.describe`, and nothing
+is coerced by truthiness.
 Units: `_bytes` and sizes are bytes, `_s` seconds, `_ms` milliseconds. In sizes KB, MB, GB, TB mean powers of 1024, as
 in vLLM's in-tree Mooncake store connector, and so do KiB, MiB, GiB, TiB.
 """
@@ -10,7 +11,8 @@ in vLLM's in-tree Mooncake store connector, and so do KiB, MiB, GiB, TiB.
 import dataclasses
 import difflib
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -37,15 +39,32 @@ MOONCAKE_VARIABLES: Mapping[str, str] = {
     "MOONCAKE_PREFERRED_SEGMENT": "preferred_segment",
 }
 
-# Options of the in-tree connector that kvledger does not have; the in-tree default passes.
-_UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
-    "lookup_rpc_port": (0, None),
-    "enable_group_semantics": ("False", False, None),
-    "custom_mem_pool": (None,),
-    "store_tp_size": (None,),
-    "enable_store_tp_lcm": (False, None),
-    "prefill_tp_sizes": (None,),
-    "enable_cross_layers_blocks": ("False", False, None),
+# What Kubernetes puts into every pod for a Service whose name begins with "kvledger".
+_SERVICE_VARIABLE = re.compile(
+    r"KVLEDGER_(?:\w+_)?(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)",
+    re.ASCII,
+)
+_SERVICE_URL_VARIABLE = re.compile(r"KVLEDGER_(?:\w+_)?PORT", re.ASCII)
+_SERVICE_URL = re.compile(r"(?:tcp|udp|sctp)://\S+", re.ASCII)
+
+# Options of the in-tree connector, and of Mooncake's own configuration file, that change nothing about what is shared:
+# accepted, with a line that says why they have no effect.
+_WITHOUT_MEANING: Mapping[str, str] = {
+    "lookup_rpc_port": "the scheduler asks the store itself, over no port",
+    "custom_mem_pool": "KV blocks stay in vLLM's own memory pool",
+    "enable_group_semantics": "objects are evicted one by one",
+    "enable_cross_layers_blocks": "blocks lie as vLLM's kv_cache_layout says",
+    "prefill_tp_sizes": "it only completes enable_store_tp_lcm",
+    "enable_ssd_offload": "this setting is called enable_offload here, as in the in-tree connector",
+    "ssd_offload_path": "Mooncake reads MOONCAKE_OFFLOAD_FILE_STORAGE_PATH",
+    "enable_client_http_server": "kvledger's store clients serve no HTTP",
+    "client_http_port": "kvledger's store clients serve no HTTP",
+}
+
+# Options of the in-tree connector that would change what engines share: refused where the in-tree connector obeys them.
+_REFUSED: Mapping[str, Callable[[object], bool]] = {
+    "store_tp_size": lambda raw: raw is not None,
+    "enable_store_tp_lcm": lambda raw: raw is True,
 }
 
 
@@ -210,6 +229,8 @@ class Settings:
         "folder for a recording of the protocol's events (JSON lines); not set: none",
     )
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+    ignored: tuple[str, ...] = dataclasses.field(default=(), repr=False, compare=False)
+    """One line for each thing that was given and has no effect."""
 
     @property
     def embedded_store(self) -> bool:
@@ -242,11 +263,11 @@ class Settings:
         )
 
     def describe(self) -> list[str]:
-        """One line per setting: name, value, source."""
+        """One line per setting (name, value, source), and one for each thing that has no effect."""
         return [
             f"{spec.name} = {getattr(self, spec.name)!r} ({self.sources.get(spec.name, 'default')})"
             for spec in _specs()
-        ]
+        ] + list(self.ignored)
 
 
 def _specs() -> Iterator["dataclasses.Field[Any]"]:
@@ -264,15 +285,35 @@ def reference() -> list[tuple[str, object, str]]:
 def load_settings(extra_config: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
     """Read and check all sources. Raises ConfigError for the first thing that cannot be used."""
     merged: dict[str, tuple[object, str]] = {}
-    for values, source in _sources(extra_config, environ):
+    services = _service_variables(environ)
+    ignored = [f"{', '.join(services)}: ignored, variables of a Kubernetes Service"] if services else []
+    for values, source in _sources(extra_config, {k: v for k, v in environ.items() if k not in services}):
         for name, raw in values.items():
             if _is_field(name, raw, source):
                 merged[name] = (_parsed(name, raw, source), source)
+            else:
+                reason = _WITHOUT_MEANING.get(name, "this is what happens anyway")
+                ignored.append(f"{name} = {raw!r} ({source}): ignored, {reason}")
     settings = Settings(
         **{name: value for name, (value, _) in merged.items()},  # type: ignore[arg-type]
         sources={name: source for name, (_, source) in merged.items()},
+        ignored=tuple(ignored),
     )
     return _checked(settings)
+
+
+def _service_variables(environ: Mapping[str, str]) -> list[str]:
+    """Variables that Kubernetes made, and that name no setting."""
+    settings = {ENVIRONMENT_PREFIX + spec.name.upper() for spec in _specs()}
+    return [
+        variable
+        for variable, value in sorted(environ.items())
+        if variable not in settings
+        and (
+            _SERVICE_VARIABLE.fullmatch(variable)
+            or (_SERVICE_URL_VARIABLE.fullmatch(variable) and _SERVICE_URL.fullmatch(value))
+        )
+    ]
 
 
 def _sources(extra_config: Mapping[str, Any], environ: Mapping[str, str]) -> Iterator[tuple[Mapping[str, object], str]]:
@@ -321,15 +362,21 @@ def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _is_field(name: str, raw: object, source: str) -> bool:
-    """Whether `name` is a setting; false for an in-tree option at its default. Raises for anything else."""
+    """Whether `name` is a setting; false for what has no effect. Raises ConfigError for anything else."""
     names = [spec.name for spec in _specs()]
     if name in names:
         return True
-    if name in _UNSUPPORTED:
-        if any(type(raw) is type(default) and raw == default for default in _UNSUPPORTED[name]):
+    if name in _WITHOUT_MEANING:
+        return False
+    if name in _REFUSED:
+        if not _REFUSED[name](raw):
             return False
         raise ConfigError(
-            name, raw, "kvledger does not support this option of the in-tree connector; remove it", source
+            name,
+            raw,
+            "kvledger does not support this option of the in-tree connector: engines share objects only at the same "
+            "tensor_parallel_size; remove it, and run all engines of one store at one size",
+            source,
         )
     near = difflib.get_close_matches(str(name), names, n=1)
     hint = f"did you mean {near[0]!r}?" if near else "no setting has a name like it; remove it"

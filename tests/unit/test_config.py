@@ -3,17 +3,21 @@
 import dataclasses
 import json
 import pickle
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import vllm.distributed
 
 from kvledger import config
 from kvledger.config import Settings, load_settings, reference
 from kvledger.errors import ConfigError
 
 GIB = 1024**3
+VLLM = Path(vllm.distributed.__file__).parent
+IN_TREE_OPTION = re.compile(r"""config(?:\.get\(\s*|\[)["'](\w+)["']""")
 MASTER = {"master_server_address": "10.0.0.7:50051"}
 
 
@@ -201,23 +205,116 @@ def test_variables_of_tests_and_demo_are_not_settings() -> None:
     load_settings({}, {"KVLEDGER_TEST_DEVICE": "cuda", "KVLEDGER_DEMO_X": "1", "OTHER": "1"})
 
 
-IN_TREE_ONLY = [
-    ("lookup_rpc_port", 0, 7),
-    ("enable_group_semantics", "False", "True"),
-    ("enable_group_semantics", False, True),
-    ("custom_mem_pool", None, "NVLINK"),
-    ("store_tp_size", None, 4),
-    ("enable_store_tp_lcm", False, True),
-    ("enable_store_tp_lcm", False, 0),
-    ("prefill_tp_sizes", None, [2, 4]),
-    ("enable_cross_layers_blocks", "False", True),
-]
+KUBERNETES = {
+    "KVLEDGER_SERVICE_HOST": "10.96.3.7",
+    "KVLEDGER_SERVICE_PORT": "80",
+    "KVLEDGER_SERVICE_PORT_HTTP": "80",
+    "KVLEDGER_PORT": "tcp://10.96.3.7:80",
+    "KVLEDGER_PORT_80_TCP": "tcp://10.96.3.7:80",
+    "KVLEDGER_PORT_80_TCP_PROTO": "tcp",
+    "KVLEDGER_PORT_80_TCP_PORT": "80",
+    "KVLEDGER_PORT_80_TCP_ADDR": "10.96.3.7",
+    "KVLEDGER_MASTER_SERVICE_HOST": "10.96.3.8",
+    "KVLEDGER_MASTER_PORT": "udp://10.96.3.8:53",
+    "KVLEDGER_MASTER_PORT_53_UDP_ADDR": "10.96.3.8",
+}
 
 
-@pytest.mark.parametrize(("key", "default", "other"), IN_TREE_ONLY)
-def test_options_of_the_in_tree_connector_that_do_not_exist_here(key: str, default: object, other: object) -> None:
-    load_settings({key: default}, {})
-    assert "does not support" in refused({key: other}).remedy
+def test_variables_of_a_kubernetes_service_do_not_stop_a_start() -> None:
+    settings = load_settings({}, {**KUBERNETES, "KVLEDGER_CACHE_PREFIX": "p"})
+    assert settings.cache_prefix == "p"
+    lines = [line for line in settings.describe() if "Kubernetes" in line]
+    assert len(lines) == 1
+    assert all(variable in lines[0] for variable in KUBERNETES)
+    assert lines == [line for line in settings.attached_to("h:1").describe() if "Kubernetes" in line]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("KVLEDGER_PORT", "80"),
+        ("KVLEDGER_MASTER_PORT", "50051"),
+        ("KVLEDGER_SERVICE", "a"),
+        ("KVLEDGER_SERVICE_HOSTNAME", "a"),
+        ("KVLEDGER_PORT_80", "tcp://10.96.3.7:80"),
+        ("KVLEDGER_LOCAL_HOST", "10.0.0.1"),
+    ],
+)
+def test_a_mistyped_variable_is_no_kubernetes_variable(variable: str, value: str) -> None:
+    assert variable in str(refused({}, {**KUBERNETES, variable: value}))
+
+
+# Options that the in-tree MooncakeStoreConnector of vLLM 0.32 and Mooncake's own configuration file document, with
+# values that work there, and what becomes of them here: the setting's value, or why it has no effect.
+IN_TREE_EXTRA = {
+    "load_async": False,
+    "lookup_async": False,
+    "enable_lookup": False,
+    "save_decode_cache": True,
+    "preferred_segment": "10.0.0.7:12345",
+    "cache_prefix": "team-a",
+}
+IN_TREE_FILE = {
+    "metadata_server": "P2PHANDSHAKE",
+    "master_server_address": "10.0.0.7:50051",
+    "protocol": "rdma",
+    "device_name": "mlx5_0",
+    "mode": "embedded",
+    "global_segment_size": "4GB",
+    "local_buffer_size": 1 << 30,
+    "enable_offload": True,
+    "tenant_id": "team",
+    "local_hostname": "10.0.0.9",
+}
+WITHOUT_MEANING = {
+    "lookup_rpc_port": [0, 7, "7"],
+    "custom_mem_pool": [None, "NVLINK", "BAREX"],
+    "enable_group_semantics": ["False", "True", True],
+    "enable_cross_layers_blocks": ["False", True],
+    "prefill_tp_sizes": [None, [2, 4]],
+    "store_tp_size": [None],
+    "enable_store_tp_lcm": [False],
+    "enable_ssd_offload": [True],
+    "ssd_offload_path": ["/nvme"],
+    "enable_client_http_server": [False],
+    "client_http_port": [9300],
+}
+
+
+@pytest.mark.parametrize("name", [*IN_TREE_FILE, *IN_TREE_EXTRA])
+def test_an_option_of_the_in_tree_connector_has_its_meaning_here(name: str, tmp_path: Path) -> None:
+    transfers = {"transfer_mode": "staged"}  # synchronous loads need it
+    environ = settings_file(tmp_path, {**IN_TREE_FILE, **transfers})
+    expected = {**IN_TREE_FILE, **IN_TREE_EXTRA, "global_segment_size": 4 * GIB}[name]
+    settings = load_settings(IN_TREE_EXTRA, environ)
+    assert getattr(settings, name) == expected
+    assert settings.ignored == ()
+
+
+@pytest.mark.parametrize(("name", "value"), [(n, v) for n, values in WITHOUT_MEANING.items() for v in values])
+def test_an_option_of_the_in_tree_connector_without_meaning_costs_one_line(
+    name: str, value: object, tmp_path: Path
+) -> None:
+    for settings in (load_settings({name: value}, {}), load_settings({}, settings_file(tmp_path, {name: value}))):
+        lines = [line for line in settings.describe() if line.startswith(f"{name} = {value!r} (")]
+        assert len(lines) == 1
+        assert "): ignored, " in lines[0]
+
+
+@pytest.mark.parametrize(("name", "value"), [("store_tp_size", 4), ("enable_store_tp_lcm", True)])
+def test_an_option_of_the_in_tree_connector_that_changes_what_is_shared_is_refused(name: str, value: object) -> None:
+    error = refused({name: value})
+    assert error.field == name
+    assert "tensor_parallel_size; remove it" in error.remedy
+
+
+def test_every_option_that_the_installed_in_tree_connector_reads_is_known_here() -> None:
+    """The words that its files ask its two configurations for; a new release may bring more."""
+    found = set(IN_TREE_OPTION.findall((VLLM / "mooncake_store.py").read_text(encoding="utf-8")))
+    for file in (VLLM / "kv_transfer/kv_connector/v1/mooncake/store").glob("*.py"):
+        found |= set(IN_TREE_OPTION.findall(file.read_text(encoding="utf-8")))
+    assert {"lookup_rpc_port", "load_async", "store_tp_size", "protocol"} <= found
+    assert found <= {*IN_TREE_FILE, *IN_TREE_EXTRA, *WITHOUT_MEANING}
 
 
 def test_choices_name_what_is_allowed() -> None:
