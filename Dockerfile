@@ -2,7 +2,7 @@
 # Three targets. The steps live in scripts/, which CI runs too.
 #   spec    TLC, the official release, on the model
 #   check   everything that ./dev test checks
-#   serve   vLLM's CUDA image with kvledger
+#   serve   vLLM's CUDA 13 image with kvledger
 #
 #   docker build --target spec --build-arg TLA2TOOLS_SHA256=… -t kvledger-spec .
 #   docker build --target check -t kvledger-check .
@@ -32,5 +32,5 @@ COPY pyproject.toml README.md LICENSE ./
 COPY impl/ impl/
 COPY scripts/serve.sh scripts/serve.sh
 # hadolint ignore=DL3013
-RUN pip install --no-cache-dir '.[cuda]'
+RUN pip install --no-cache-dir '.[cuda13]'
 ENTRYPOINT ["/opt/kvledger/scripts/serve.sh"]

@@ -39,6 +39,26 @@ MOONCAKE_VARIABLES: Mapping[str, str] = {
     "MOONCAKE_PREFERRED_SEGMENT": "preferred_segment",
 }
 
+# The transports that some build of Mooncake's store has; the installed one is asked at start. Not among them: rpc_only,
+# which moves no bytes.
+PROTOCOLS = (
+    "tcp",
+    "rdma",
+    "efa",
+    "nvlink",
+    "nvlink_intra",
+    "barex",
+    "ascend",
+    "ub",
+    "ubshmem",
+    "hip",
+    "musa",
+    "maca",
+    "cxl",
+    "nvmeof",
+    "sunrise_link",
+)
+
 # What Kubernetes puts into every pod for a Service whose name begins with "kvledger".
 _SERVICE_VARIABLE = re.compile(
     r"KVLEDGER_(?:\w+_)?(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)",
@@ -86,14 +106,18 @@ class Settings:
     # The store: names of the in-tree connector's JSON file.
     master_server_address: str | None = _setting(
         None,
-        config_values.optional(config_values.address),
-        "the Mooncake master, host:port; not set: an embedded store on this host",
+        config_values.optional(config_values.master_address),
+        "the Mooncake master, host:port, or a high-availability cluster's etcd://…, k8s://… or redis://…; "
+        "not set: an embedded store on this host",
     )
     metadata_server: str = _setting(
         config_values.P2P_HANDSHAKE, config_values.metadata_server, "P2PHANDSHAKE, or a metadata server's address"
     )
-    protocol: Literal["tcp", "rdma"] = _setting(
-        "tcp", config_values.choice("tcp", "rdma"), "transport between hosts (the in-tree connector's default is rdma)"
+    protocol: str = _setting(
+        "tcp",
+        config_values.choice(*PROTOCOLS),
+        "transport between hosts: tcp, rdma, efa or another that the installed Mooncake was built with (the in-tree "
+        "connector's default is rdma)",
     )
     device_name: str = _setting("", config_values.text, "RDMA devices, comma-separated; empty: found automatically")
     mode: Literal["embedded", "standalone-store"] = _setting(

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 
 P2P_HANDSHAKE = "P2PHANDSHAKE"
+LOCATOR_SCHEMES = ("etcd", "k8s", "redis")
 
 _SIZE_UNITS = {"": 0, "b": 0, "k": 1, "kb": 1, "kib": 1, "m": 2, "mb": 2, "mib": 2}
 _SIZE_UNITS |= {"g": 3, "gb": 3, "gib": 3, "t": 4, "tb": 4, "tib": 4}
@@ -145,12 +146,37 @@ def _number_value(raw: object) -> float:
     raise UnusableError("use a number" + ("" if isinstance(raw, EnvironmentText) else ", without quotes"))
 
 
-def address(raw: object) -> object:
+def master_address(raw: object) -> object:
+    """host:port of one master, or the locator of the masters of a high-availability cluster."""
     text = raw.strip() if isinstance(raw, str) else ""
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        if _is_host_port(text):
+            return text
+    elif scheme == "etcd":
+        if all(_is_host_port(one) for one in endpoints(text)):
+            return text
+    elif scheme in LOCATOR_SCHEMES and re.fullmatch(r"\S+", rest):
+        return text
+    raise UnusableError(
+        "use host:port, for example '10.0.0.7:50051', or the locator of a high-availability cluster: "
+        "'etcd://10.0.0.7:2379;10.0.0.8:2379', 'k8s://…' or 'redis://…', as its masters were started with"
+    )
+
+
+def is_locator(address: str) -> bool:
+    """Whether this names a registry where the leading master is found, not a master."""
+    return "://" in address
+
+
+def endpoints(locator: str) -> list[str]:
+    """What stands between the semicolons (or commas) of a locator."""
+    return re.split("[;,]", locator.partition("://")[2])
+
+
+def _is_host_port(text: str) -> bool:
     match = _HOST_PORT.fullmatch(text)
-    if match is None or not 1 <= int(match[2]) <= 65535:
-        raise UnusableError("use host:port, for example '10.0.0.7:50051'")
-    return text
+    return match is not None and 1 <= int(match[2]) <= 65535
 
 
 def metadata_server(raw: object) -> object:
@@ -158,7 +184,7 @@ def metadata_server(raw: object) -> object:
     if text == P2P_HANDSHAKE:
         return text
     match = _METADATA_URL.fullmatch(text)
-    if match is None or _HOST_PORT.fullmatch(match[1]) is None:
+    if match is None or not all(_is_host_port(one) for one in re.split("[;,]", match[1])):
         raise UnusableError(
             f"use {P2P_HANDSHAKE!r} (needs no server) or an address like 'http://10.0.0.7:8080/metadata'"
         )

@@ -6,7 +6,10 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +18,18 @@ import pytest
 
 from demo.faults import Fault, FaultyStore, Gate
 from kvledger.config import Settings, load_settings
-from kvledger.errors import StoreError
+from kvledger.errors import ConfigError, StoreError
 from kvledger.mooncake import client as client_module
-from kvledger.mooncake.client import MooncakeClient, import_store, prefix_pattern
+from kvledger.mooncake.client import (
+    MooncakeClient,
+    check_direct,
+    check_master,
+    check_protocol,
+    import_store,
+    installed_distribution,
+    local_address_towards,
+    prefix_pattern,
+)
 from kvledger.mooncake.codes import Code
 from kvledger.mooncake.embedded import EmbeddedStore, list_keys, running_embedded
 
@@ -410,6 +422,94 @@ def test_a_missing_mooncake_names_the_distribution() -> None:
         import_store(load)
 
 
+@pytest.mark.parametrize(
+    ("library", "wheel"),
+    [("libcudart.so.12", "mooncake-transfer-engine-cuda13 >="), ("libcudart.so.13", ": mooncake-transfer-engine >=")],
+)
+def test_a_wheel_for_the_other_cuda_names_the_right_one(library: str, wheel: str) -> None:
+    def load(_: str) -> Any:
+        raise ImportError(f"{library}: cannot open shared object file: No such file or directory")
+
+    with pytest.raises(StoreError, match=library) as caught:
+        import_store(load)
+    assert wheel in caught.value.remedy
+    assert "mooncake-transfer-engine-non-cuda" in caught.value.remedy
+
+
+def test_a_missing_driver_is_named() -> None:
+    def load(_: str) -> Any:
+        raise ImportError("libcuda.so.1: cannot open shared object file: No such file or directory")
+
+    with pytest.raises(StoreError, match="NVIDIA driver"):
+        import_store(load)
+
+
+def versions(**installed: str) -> Callable[[str], str]:
+    """A stand-in for importlib.metadata.version where these distributions are installed."""
+
+    def version(name: str) -> str:
+        key = name.replace("-", "_")
+        if key not in installed:
+            raise PackageNotFoundError(name)
+        return installed[key]
+
+    return version
+
+
+def test_every_wheel_of_mooncake_is_known_by_its_name() -> None:
+    for suffix in ("", "-cuda13", "-non-cuda", "-efa", "-efa-cuda13", "-efa-non-cuda", "-rocm", "-musa", "-npu"):
+        name = "mooncake-transfer-engine" + suffix
+        found = installed_distribution(versions(**{name.replace("-", "_"): "0.3.14"}))
+        assert found == (name, "0.3.14")
+    assert installed_distribution(versions()) is None
+    assert installed_distribution() is not None  # the real one
+
+
+def test_the_extras_install_one_wheel_per_cuda() -> None:
+    extras = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    wheels = {
+        name: [line.partition(">=")[0].partition("==")[0] for line in lines if line.startswith("mooncake")]
+        for name, lines in extras.items()
+    }
+    assert wheels["cuda12"] == ["mooncake-transfer-engine"]
+    assert wheels["cuda13"] == ["mooncake-transfer-engine-cuda13"]
+    assert wheels["cpu"] == ["mooncake-transfer-engine-non-cuda"]
+    assert extras["cuda"] == ["kvledger[cuda13]"]  # what the images of vLLM 0.32 have
+    assert "'.[cuda13]'" in Path("Dockerfile").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine-efa-non-cuda"])
+def test_direct_transfers_of_device_memory_need_a_wheel_that_can_address_it(name: str) -> None:
+    with pytest.raises(ConfigError, match="transfer_mode = 'direct'") as caught:
+        check_direct("cuda", (name, "0.3.14"))
+    assert f"{name} 0.3.14 cannot address cuda memory; set transfer_mode to 'staged'" in caught.value.remedy
+    assert "mooncake-transfer-engine-cuda13" in caught.value.remedy
+    check_direct("cpu", (name, "0.3.14"))
+
+
+def test_direct_transfers_with_a_wheel_that_can_or_may() -> None:
+    check_direct("cuda", ("mooncake-transfer-engine-cuda13", "0.3.14"))
+    check_direct("cuda", ("mooncake-transfer-engine-efa", "0.3.13"))
+    check_direct("cuda", ("mooncake-transfer-engine", "0.3.13"))
+    check_direct("cuda", None)
+
+
+def test_a_protocol_with_wheels_of_its_own_is_refused_elsewhere() -> None:
+    with pytest.raises(ConfigError, match="protocol = 'efa'") as caught:
+        check_protocol("efa", ("mooncake-transfer-engine-non-cuda", "0.3.13"))
+    assert "install mooncake-transfer-engine-efa or mooncake-transfer-engine-efa-cuda13 or" in caught.value.remedy
+    check_protocol("efa", ("mooncake-transfer-engine-efa-cuda13", "0.3.13"))
+    check_protocol("ascend", ("mooncake-transfer-engine-npu", "0.3.13"))
+    check_protocol("efa", ("mooncake-transfer-engine", "0.3.13"))  # may be built from source
+    check_protocol("nvlink", ("mooncake-transfer-engine-non-cuda", "0.3.13"))  # Mooncake itself will say
+    check_protocol("efa", None)
+
+
+def test_the_installed_wheel_is_asked_for_the_protocol(store: EmbeddedStore) -> None:
+    with pytest.raises(ConfigError, match=r"mooncake-transfer-engine-non-cuda .* is built without it"):
+        connect(load_settings({"master_server_address": store.master_address, "protocol": "efa"}, {}))
+
+
 @pytest.mark.parametrize("version", ["0.3.12", "0.3.9.post2", "0.2.99"])
 def test_an_old_mooncake_is_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "installed_version", lambda: version)
@@ -429,6 +529,90 @@ def test_missing_methods_are_named() -> None:
 
     with pytest.raises(StoreError, match="lacks register_buffer"):
         import_store(lambda _: SimpleNamespace(MooncakeDistributedStore=Old))
+
+
+# -- masters behind a locator ----------------------------------------------
+
+
+class Handle:
+    """What `setup` and `health_check` of a native handle answer; Mooncake needs 22 s to refuse a protocol."""
+
+    def __init__(self, code: int, health: int) -> None:
+        self.code, self.health, self.closed = code, health, 0
+
+    def setup(self, **_: object) -> int:
+        return self.code
+
+    def health_check(self) -> int:
+        return self.health
+
+    def get_hostname(self) -> str:
+        return "here:1"
+
+    def close(self) -> int:
+        self.closed += 1
+        return 0
+
+
+def set_up(handle: Handle, address: str, segment_bytes: int = 0, **extra: str) -> MooncakeClient:
+    client = MooncakeClient(name="test")
+    settings = load_settings({"master_server_address": address, "local_hostname": "h", **extra}, {})
+    module = SimpleNamespace(MooncakeDistributedStore=lambda: handle, ReplicateConfig=SimpleNamespace)
+    client._setup(module, settings, address, segment_bytes, 0)
+    return client
+
+
+def test_a_protocol_that_mooncake_refuses_is_named_with_the_build() -> None:
+    with pytest.raises(StoreError, match=r"mooncake-transfer-engine\S* 0\.3\.\S+ may be built without barex"):
+        set_up(Handle(-1, 0), "10.0.0.7:50051", protocol="barex")
+
+
+@pytest.mark.parametrize("address", ["k8s://default/mooncake", "redis://127.0.0.1:1"])
+def test_a_locator_that_the_installed_mooncake_does_not_have_is_named(address: str) -> None:
+    """Mooncake 0.3.13 on PyPI is built with etcd alone; it says so after 2 s."""
+    with pytest.raises(StoreError, match="may be built without") as caught:
+        connect(external(address))
+    assert f"{address} in master_server_address" in caught.value.remedy
+
+
+def test_an_etcd_that_is_not_there_cannot_hold_up_the_start() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"etcd://127.0.0.1:{unused.getsockname()[1]}"
+        begin = time.monotonic()
+        with pytest.raises(StoreError, match=f"no etcd at {address}.*correct master_server_address"):
+            connect(external(address))
+    assert time.monotonic() - begin < 50  # Mooncake itself asks for 100 s
+
+
+def test_one_etcd_of_several_is_enough() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as there, socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        check_master(f"etcd://127.0.0.1:{unused.getsockname()[1]};127.0.0.1:{there.getsockname()[1]}", 5)
+
+
+def test_the_health_behind_a_locator_is_asked_after_set_up() -> None:
+    handle = Handle(0, client_module.HEALTHY)
+    client = set_up(handle, "etcd://a:1;b:1", segment_bytes=1)
+    client.close(1)
+    assert handle.closed == 1
+    lost = Handle(0, client_module.UNREACHABLE)
+    with pytest.raises(StoreError, match="no master is found through etcd://a:1"):
+        set_up(lost, "etcd://a:1")
+    assert lost.closed == 1
+
+
+def test_a_client_whose_masters_are_gone_is_not_closed_natively(caplog: pytest.LogCaptureFixture) -> None:
+    handle = Handle(0, client_module.HEALTHY)
+    client = set_up(handle, "etcd://a:1", segment_bytes=1)
+    handle.health = client_module.UNREACHABLE
+    client.close(1)
+    assert handle.closed == 0
+    assert "does not answer" in caplog.text
+
+
+def test_the_local_address_towards_a_locator() -> None:
+    assert local_address_towards("etcd://127.0.0.1:2379;10.0.0.8:2379") == "127.0.0.1"
 
 
 # -- faults ----------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import vllm.distributed
+from mooncake import mooncake_config
 
 from kvledger import config
 from kvledger.config import Settings, load_settings, reference
@@ -165,6 +166,13 @@ NO_ADDRESSES = [
     50051,
     "h:1,g:2",
     "h:٣",
+    "etcd://",
+    "etcd://a",
+    "etcd://a:2379;",
+    "etcd://a:2379;b",
+    "k8s://",
+    "redis://a b:1",
+    "consul://a:1",
 ]
 
 
@@ -173,13 +181,17 @@ def test_addresses_that_are_none(value: object) -> None:
     assert "host:port" in refused({"master_server_address": value}).remedy
 
 
-@pytest.mark.parametrize("value", ["", "10.0.0.7:50051", "[::1]:50051", "master.store_1:65535"])
+ADDRESSES = ["", "10.0.0.7:50051", "[::1]:50051", "master.store_1:65535"]
+LOCATORS = ["etcd://a:2379", "etcd://a:2379;[::1]:2379", "k8s://default/mooncake", "redis://:secret@h:6379/0"]
+
+
+@pytest.mark.parametrize("value", ADDRESSES + LOCATORS)
 def test_addresses(value: str) -> None:
     assert load_settings({"master_server_address": value}, {}).master_server_address == (value or None)
 
 
 def test_metadata_servers() -> None:
-    for value in ("P2PHANDSHAKE", "http://10.0.0.7:8080/metadata", "etcd://10.0.0.7:2379", "10.0.0.7:2379"):
+    for value in ("P2PHANDSHAKE", "http://10.0.0.7:8080/metadata", "etcd://a:2379;b:2379", "10.0.0.7:2379"):
         assert load_settings({**MASTER, "metadata_server": value}, {}).metadata_server == value
     for value in ("", "p2phandshake", "http://host/metadata", "http://"):
         refused({**MASTER, "metadata_server": value})
@@ -319,6 +331,8 @@ def test_every_option_that_the_installed_in_tree_connector_reads_is_known_here()
 
 def test_choices_name_what_is_allowed() -> None:
     assert "'tcp', 'rdma'" in refused({"protocol": "TCP"}).remedy
+    assert "did you mean 'nvlink'" in refused({"protocol": "nvlnk"}).remedy
+    refused({**MASTER, "protocol": "rpc_only"})  # Mooncake knows it, and it moves no bytes
     assert "did you mean 'staged'" in refused({"transfer_mode": "stagd"}).remedy
 
 
@@ -380,6 +394,14 @@ def test_what_needs_a_cluster(field: str, value: object) -> None:
     assert error.field == field
     assert "master_server_address" in error.remedy
     load_settings({**MASTER, field: value}, {})
+
+
+def test_every_protocol_of_mooncake_is_accepted_and_only_tcp_is_staged_by_itself() -> None:
+    known = mooncake_config._KNOWN_PROTOCOLS - {"rpc_only"}
+    assert {"tcp", "rdma", "efa", "ascend", "nvlink", "barex"} <= known
+    for protocol in known:
+        settings = load_settings({**MASTER, "protocol": protocol}, {})
+        assert (settings.protocol, settings.transfer_mode) == (protocol, "staged" if protocol == "tcp" else "direct")
 
 
 def test_what_must_fit_together() -> None:

@@ -28,7 +28,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from kvledger.config import Settings
-from kvledger.errors import StoreError
+from kvledger.config_values import endpoints, is_locator
+from kvledger.errors import ConfigError, StoreError
 from kvledger.mooncake.codes import Code, describe
 
 logger = logging.getLogger(__name__)
@@ -38,11 +39,23 @@ CONNECT_TIMEOUT_S = 5.0
 EXIT_TIMEOUT_S = 5.0  # with a dead master a call returns after about 4.3 s
 HEALTHY, CLOSED, UNREACHABLE = 0, 1, 2  # what `health` answers, as Mooncake does
 
+# Every wheel of Mooncake; a build from source has the first name. All bring the same package, so only one can be used.
+_ANY_BUILD = "mooncake-transfer-engine"
 _DISTRIBUTIONS = (
-    "mooncake-transfer-engine",
-    "mooncake-transfer-engine-non-cuda",
+    _ANY_BUILD,  # on PyPI: CUDA 12
     "mooncake-transfer-engine-cuda13",
+    "mooncake-transfer-engine-non-cuda",
+    "mooncake-transfer-engine-efa",
+    "mooncake-transfer-engine-efa-cuda13",
+    "mooncake-transfer-engine-efa-non-cuda",
+    "mooncake-transfer-engine-rocm",
+    "mooncake-transfer-engine-musa",
+    "mooncake-transfer-engine-npu",
 )
+_CUDA_DISTRIBUTIONS = {"12": "mooncake-transfer-engine", "13": "mooncake-transfer-engine-cuda13"}
+# Protocols that have wheels of their own; elsewhere Mooncake takes another one, or needs 22 s to say no.
+_FLAVOUR_OF_PROTOCOL = {"efa": "efa", "ascend": "npu", "hip": "rocm", "musa": "musa"}
+_ANYWHERE = "192.0.2.1:9"  # reserved for documentation: stands for "over the default route"
 _NEEDED_METHODS = (
     "setup",
     "close",
@@ -121,6 +134,7 @@ class MooncakeClient:
         if settings.master_server_address is None:
             raise StoreError("setup", None, "no master address is known; call ensure_embedded first and attach to it")
         module = import_store()
+        check_protocol(settings.protocol, installed_distribution())
         check_master(settings.master_server_address, connect_timeout_s)
         client = cls(name=name)
         buffer = settings.local_buffer_size if buffer_bytes is None else buffer_bytes
@@ -152,6 +166,9 @@ class MooncakeClient:
             _end_quietly(native)
             remedy = _setup_remedy(settings, hostname, segment_bytes)
             raise StoreError("setup", int(code), f"{describe(int(code))}; {remedy}")
+        if is_locator(master) and (health := int(native.health_check())) != HEALTHY:
+            _end_quietly(native)
+            raise StoreError("health_check", health, f"no master is found through {master}; start one, or correct it")
         self._replicate = _replicate_config(module, settings)
         self._native, self._master, self._segment_bytes = native, master, segment_bytes
         self._closing = False
@@ -265,7 +282,7 @@ class MooncakeClient:
                 "the process ends",
                 self.name, in_flight, timeout_s,
             )  # fmt: skip
-        elif self._segment_bytes and not master_answers(self._master, min(1.0, max(0.1, timeout_s))):
+        elif self._segment_bytes and not _reaches_master(native, self._master, min(1.0, max(0.1, timeout_s))):
             _leak(native)
             logger.warning(
                 "kvledger %s: the master at %s does not answer; the Mooncake handle stays open until the process ends",
@@ -332,27 +349,79 @@ def import_store(load: Callable[[str], Any] = importlib.import_module) -> Any:
 
 
 def _import_remedy(message: str) -> str:
+    wanted = ".".join(map(str, MINIMUM_VERSION))
     if "libibverbs" in message:
         return (
             "Mooncake needs the system library libibverbs.so.1, also for TCP; "
             f"install the Debian/Ubuntu package libibverbs1 ({message})"
         )
+    if cuda := re.search(r"libcudart\.so\.(\d+)", message):
+        others = [name for major, name in _CUDA_DISTRIBUTIONS.items() if major != cuda[1]]
+        return (
+            f"the installed Mooncake is built for CUDA {cuda[1]}, which is not here; uninstall it and install the one "
+            f"for this CUDA: {' or '.join(others)} >= {wanted} (pip install 'kvledger[cuda12]' or 'kvledger[cuda13]', "
+            f"by the CUDA of torch.version.cuda), or mooncake-transfer-engine-non-cuda with staged transfers ({message})"
+        )
+    if "libcuda.so" in message:
+        return (
+            "the installed Mooncake needs the NVIDIA driver's libcuda.so.1; make the driver visible here (for a "
+            f"container: --gpus), or install mooncake-transfer-engine-non-cuda instead ({message})"
+        )
     if "No module named 'mooncake" in message:
-        wanted = ".".join(map(str, MINIMUM_VERSION))
-        return f"install mooncake-transfer-engine (or -non-cuda) >= {wanted} ({message})"
+        return f"install mooncake-transfer-engine (CUDA 12), -cuda13 or -non-cuda >= {wanted} ({message})"
     return f"the installed Mooncake package does not load ({message})"
 
 
-def installed_version() -> str | None:
-    """The version of the installed Mooncake distribution, whatever its flavour is called."""
+def installed_distribution(version_of: Callable[[str], str] = importlib.metadata.version) -> tuple[str, str] | None:
+    """Name and version of the installed Mooncake distribution; None for a build that pip does not know.
+
+    `version_of` raises PackageNotFoundError for what is not installed.
+    """
     for distribution in _DISTRIBUTIONS:
         try:
-            return importlib.metadata.version(distribution)
+            return distribution, version_of(distribution)
         except importlib.metadata.PackageNotFoundError:
             continue
+    return None
+
+
+def installed_version() -> str | None:
+    """The version of the installed Mooncake distribution, whatever it is called."""
+    if known := installed_distribution():
+        return known[1]
     for distribution in importlib.metadata.packages_distributions().get("mooncake", []):
         return importlib.metadata.version(distribution)
     return None
+
+
+def check_protocol(protocol: str, distribution: tuple[str, str] | None) -> None:
+    """Raise ConfigError if `protocol` has wheels of its own and the installed wheel is not one of them."""
+    flavour = _FLAVOUR_OF_PROTOCOL.get(protocol)
+    if flavour is None or distribution is None or distribution[0] == _ANY_BUILD:
+        return
+    if flavour not in distribution[0].removeprefix(_ANY_BUILD).split("-"):
+        wheels = [name for name in _DISTRIBUTIONS if flavour in name.split("-")]
+        raise ConfigError(
+            field="protocol",
+            value=protocol,
+            remedy=f"{distribution[0]} {distribution[1]} is built without it; install {' or '.join(wheels)} in its "
+            "place, or use 'tcp' or 'rdma'",
+        )
+
+
+def check_direct(device_type: str, distribution: tuple[str, str] | None) -> None:
+    """Raise ConfigError if the installed Mooncake cannot move bytes from and to memory of this device.
+
+    A wheel without CUDA would register a device's address as if it were the host's.
+    """
+    if device_type == "cpu" or distribution is None or not distribution[0].endswith("-non-cuda"):
+        return
+    raise ConfigError(
+        field="transfer_mode",
+        value="direct",
+        remedy=f"{distribution[0]} {distribution[1]} cannot address {device_type} memory; set transfer_mode to "
+        f"'staged', or install {' or '.join(_CUDA_DISTRIBUTIONS.values())} (by CUDA major) in its place",
+    )
 
 
 def _check_version(module: Any, version: str | None) -> None:
@@ -377,7 +446,16 @@ def _replicate_config(module: Any, settings: Settings) -> Any:
 
 
 def _setup_remedy(settings: Settings, hostname: str, segment_bytes: int) -> str:
-    return (
+    build = " ".join(installed_distribution() or ("Mooncake",))
+    asked = [settings.protocol] if settings.protocol not in ("tcp", "rdma") else []
+    if is_locator(settings.master_server_address or ""):
+        asked.append(f"{settings.master_server_address} in master_server_address")
+    built = (
+        f"the installed {build} may be built without {' or '.join(asked)}: use another build or value; "
+        if asked
+        else ""
+    )
+    return built + (
         f"check local_hostname ({hostname}), protocol ({settings.protocol}), device_name ({settings.device_name!r}), "
         f"metadata_server ({settings.metadata_server}), the memory for a segment of {segment_bytes} bytes"
         + (" and MOONCAKE_OFFLOAD_FILE_STORAGE_PATH" if settings.enable_offload else "")
@@ -419,8 +497,9 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def local_address_towards(address: str) -> str:
-    """The address of this host that the master at `address` sees."""
-    host, port = split_address(address)
+    """The address of this host that the master at `address` sees; for a locator, that its registry sees."""
+    known = address.startswith("etcd://")
+    host, port = split_address((endpoints(address)[0] if known else _ANYWHERE) if is_locator(address) else address)
     try:
         family, kind, proto, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, proto) as probe:
@@ -431,7 +510,13 @@ def local_address_towards(address: str) -> str:
 
 
 def check_master(address: str, timeout_s: float) -> None:
-    """Raise StoreError unless something at `address` answers like a Mooncake master within `timeout_s`."""
+    """Raise StoreError unless something at `address` answers like a Mooncake master within `timeout_s`.
+
+    Behind a locator only Mooncake itself finds the master. It asks etcd for 100 s, so etcd must at least be there.
+    """
+    if is_locator(address):
+        _check_registry(address, timeout_s)
+        return
     remedy = "start the master there, or correct master_server_address"
     try:
         answer = _probe(address, timeout_s)
@@ -446,6 +531,28 @@ def check_master(address: str, timeout_s: float) -> None:
         raise StoreError("setup", None, f"no Mooncake master at {address} ({error}); {remedy}") from error
     if answer.startswith(b"HTTP/"):
         raise StoreError("setup", None, f"{address} is an HTTP server, not the master's RPC port; {remedy}")
+
+
+def _check_registry(locator: str, timeout_s: float) -> None:
+    if not locator.startswith("etcd://"):
+        return
+    failures = []
+    for endpoint in endpoints(locator):
+        try:
+            with socket.create_connection(split_address(endpoint), timeout=timeout_s):
+                return
+        except OSError as error:
+            failures.append(f"{endpoint}: {error}")
+    raise StoreError(
+        "setup", None, f"no etcd at {locator} ({'; '.join(failures)}); start it, or correct master_server_address"
+    )
+
+
+def _reaches_master(native: Any, address: str, timeout_s: float) -> bool:
+    """Whether a client's native close would find its master."""
+    if is_locator(address):
+        return int(native.health_check()) == HEALTHY
+    return master_answers(address, timeout_s)
 
 
 def master_answers(address: str, timeout_s: float) -> bool:
