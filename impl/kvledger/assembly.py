@@ -98,8 +98,24 @@ def check_pipeline(settings: Settings, steps_in_flight: int) -> None:
         )
 
 
-def recompute_failed_loads(config: "KVTransferConfig") -> None:
-    """A lost key must cost a recomputation, never a request. Core reads the policy after the connector is built."""
+def recompute_failed_loads(config: "KVTransferConfig", core: "KVTransferConfig | None" = None) -> None:
+    """A lost key must cost a recomputation, never a request. Core reads the policy after the connector is built.
+
+    `core` is the configuration that core reads, if that is not this connector's `config`: MultiConnector gives each
+    child a copy, from which the outer one cannot be reached where core runs.
+
+    Raises:
+        ConfigError: `core` lets a failed load end the request.
+    """
+    if core is not None and core is not config and core.kv_load_failure_policy != "recompute":
+        raise ConfigError(
+            field="kv_load_failure_policy",
+            value=core.kv_load_failure_policy,
+            source=f"the configuration of {core.kv_connector}",
+            remedy="as a child of another connector kvledger cannot change it, and a lost object would end its request; "
+            f'add "kv_load_failure_policy": "recompute" beside "kv_connector": "{core.kv_connector}" in '
+            "--kv-transfer-config",
+        )
     if config.kv_load_failure_policy != "recompute":
         logger.info("kvledger: kv_load_failure_policy set to 'recompute' (was %r)", config.kv_load_failure_policy)
         config.kv_load_failure_policy = "recompute"

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from vllm.config import get_current_vllm_config_or_none
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -16,11 +17,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
-from kvledger.assembly import Parts, make_rank_side, make_scheduler_side
+from kvledger.assembly import Parts, make_rank_side, make_scheduler_side, recompute_failed_loads
 from kvledger.config import Settings, load_settings
-from kvledger.errors import ConfigError, ProtocolError
-from kvledger.groups import plan_groups
+from kvledger.errors import ProtocolError
+from kvledger.groups import plan_groups, stored_layers
 from kvledger.metadata import LedgerMetadata, LedgerWorkerMetadata
+from kvledger.mooncake.client import check_direct, installed_distribution
 from kvledger.mooncake.embedded import EmbeddedStore, ensure_embedded
 from kvledger.namespace import build_keys
 from kvledger.plugin import share_vllm_logging
@@ -59,7 +61,10 @@ class MooncakeLedgerConnector(KVConnectorBase_V1, SupportsHMA):
         self._lease: EmbeddedStore | None = None
         self._plan = plan_groups(vllm_config, kv_cache_config)
         try:
-            settings = self._attach(load_settings(self._kv_transfer_config.kv_connector_extra_config, os.environ))
+            settings = load_settings(self._kv_transfer_config.kv_connector_extra_config, os.environ)
+            self._check_failure_policy(settings)
+            settings = self._attach(settings)
+            self._direct = settings.resolved_transfer_mode == "direct"
             keys = build_keys(vllm_config, kv_cache_config, self._plan, settings)
             if role is KVConnectorRole.SCHEDULER:
                 self._scheduler = make_scheduler_side(
@@ -77,6 +82,16 @@ class MooncakeLedgerConnector(KVConnectorBase_V1, SupportsHMA):
             raise
 
     # -- construction ------------------------------------------------------
+
+    def _check_failure_policy(self, settings: Settings) -> None:
+        """As a child of MultiConnector: core reads the outer configuration, which a worker builds its connectors under.
+
+        The scheduler's process builds them under none, and later than the ranks: what is wrong is refused by then.
+        """
+        current = get_current_vllm_config_or_none()
+        core = None if current is None else current.kv_transfer_config
+        if settings.enable_lookup and core is not None and core is not self._kv_transfer_config:
+            recompute_failed_loads(self._kv_transfer_config, core)
 
     def _attach(self, settings: Settings) -> Settings:
         """With no store address: the host's embedded store, started if nobody has yet."""
@@ -171,14 +186,12 @@ class MooncakeLedgerConnector(KVConnectorBase_V1, SupportsHMA):
     # -- rank side ---------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        ordered = {name: kv_caches[name] for name in self._plan.layer_names if name in kv_caches}
-        if len(ordered) != len(kv_caches):
-            extra = sorted(set(kv_caches) - set(ordered))
-            raise ConfigError(
-                field="kv_caches", value=extra[:4], remedy="layers outside the KV cache group; not supported"
-            )
         try:
-            self.rank_side.register(ordered, self._plan.num_blocks)
+            stored = stored_layers(self._plan, kv_caches)
+            if self._direct:
+                for device_type in {tensor.device.type for tensor in stored.values()}:
+                    check_direct(device_type, installed_distribution())
+            self.rank_side.register(stored, self._plan.num_blocks)
         except BaseException:
             self.shutdown()
             raise
