@@ -173,7 +173,12 @@ class Settings:
     weights_version: str | None = _setting(
         None,
         config_values.optional(config_values.text),
-        "part of every key's fingerprint; change it when weights change under the same name",
+        "added to the identity of the weights in every key; needed where neither files nor a commit identify them",
+    )
+    weights_digest: Literal["sampled", "full"] = _setting(
+        "sampled",
+        config_values.choice("sampled", "full"),
+        "sampled: samples of each tensor above 256 MiB in all; full: every byte, once per state of the files",
     )
     transfer_mode: Literal["auto", "staged", "direct"] = _setting(
         "auto",

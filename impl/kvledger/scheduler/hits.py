@@ -3,7 +3,7 @@
 Spec: `ExternalHit` is what `match` answers; `Relearned` is what a missed hash changes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from kvledger.config import Settings
 from kvledger.groups import GroupPlan
 from kvledger.protocol import Ledger
 from kvledger.scheduler.lookup import Lookup, LookupService
+from kvledger.scheduler.names import BlockNames
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -50,6 +51,7 @@ class Hits:
         *,
         settings: Settings,
         plan: GroupPlan,
+        names: BlockNames,
         ledger: Ledger,
         lookups: LookupService | None,
         clock: Callable[[], float],
@@ -57,6 +59,7 @@ class Hits:
     ) -> None:
         self._settings = settings
         self._plan = plan
+        self._names = names
         self._ledger = ledger
         self._lookups = lookups
         self._clock = clock
@@ -80,7 +83,10 @@ class Hits:
         last = self._last_block(request)
         if self._lookups is None or last <= first or not self._may_load(request, accepted):
             return 0, False
-        asked = self._ask(request, first, last, self._lookups)
+        names = self._names.of(request)
+        if names is None:
+            return 0, False
+        asked = self._ask(request, names, first, last, self._lookups)
         found = self._await(asked.lookup, self._lookups)
         if found is None:
             return None, False
@@ -102,12 +108,11 @@ class Hits:
         limit = self._settings.max_loads_in_flight
         return limit is None or self._ledger.loads_in_flight() + accepted < limit
 
-    def _ask(self, request: "Request", first: int, last: int, lookups: LookupService) -> Asked:
+    def _ask(self, request: "Request", names: Sequence[bytes], first: int, last: int, lookups: LookupService) -> Asked:
         now = self._clock()
         asked = self._asked.get(request.request_id)
         if asked is None or not asked.fits(request, first, self._ledger.epoch, now):
-            hashes = self._plan.block_hashes(request.block_hashes, first, last)
-            lookup = lookups.ask(hashes, self._ledger.epoch)
+            lookup = lookups.ask([bytes(n) for n in names[first:last]], self._ledger.epoch)
             asked = Asked(request, request.num_preemptions, first, lookup, now)
             self._asked[request.request_id] = asked
         return asked

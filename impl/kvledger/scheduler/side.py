@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kvledger.config import Settings
 from kvledger.errors import ProtocolError
 from kvledger.groups import GroupPlan
+from kvledger.identity.adapters import Adapters
 from kvledger.keys import KeySpace
 from kvledger.observe.actions import Actions
 from kvledger.observe.trace import TraceRecorder
@@ -21,6 +22,7 @@ from kvledger.protocol import Job, Kind, Ledger, LedgerView, Report, Settled, St
 from kvledger.scheduler.admissions import Admissions
 from kvledger.scheduler.hits import Hits
 from kvledger.scheduler.lookup import LookupService
+from kvledger.scheduler.names import BlockNames
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -64,8 +66,15 @@ class SchedulerSide:
         self._clock = clock
         self._ledger = ledger
         self._actions = Actions(recorder, ledger)
+        self._block_names = BlockNames(plan, Adapters())
         self._hits = Hits(
-            settings=settings, plan=plan, ledger=ledger, lookups=lookups, clock=clock, forget=self._forget
+            settings=settings,
+            plan=plan,
+            names=self._block_names,
+            ledger=ledger,
+            lookups=lookups,
+            clock=clock,
+            forget=self._forget,
         )
         self._admissions = Admissions()
         self._accepted: list[tuple[str, list[int], list[bytes]]] = []
@@ -172,7 +181,11 @@ class SchedulerSide:
             elif request_id in output.num_scheduled_tokens:
                 storable = self._storable(request, output.num_scheduled_tokens[request_id])
                 if self._ledger.wants_store(request_id, storable, now):
-                    job = self._emit_store(output, request, storable, now)
+                    names = self._block_names.of(request)
+                    if names is None:
+                        del self._saving[request_id]
+                        continue
+                    job = self._emit_store(output, request, storable, names, now)
                     jobs += [job] if job is not None else []
                 if self._ledger.is_through(request_id, self._limit(request)):
                     del self._saving[request_id]
@@ -196,7 +209,9 @@ class SchedulerSide:
         publishable: int = getattr(request, "num_publishable_block_hashes", len(request.block_hashes))
         return min(tokens // self._plan.block_size, publishable // self._plan.hashes_per_block)
 
-    def _emit_store(self, output: "SchedulerOutput", request: "Request", storable: int, now: float) -> Job | None:
+    def _emit_store(
+        self, output: "SchedulerOutput", request: "Request", storable: int, names: Sequence[bytes], now: float
+    ) -> Job | None:
         state = output.kv_connector_block_state
         table = state.get_block_ids(request.request_id) if state is not None else None
         if table is None:
@@ -204,22 +219,16 @@ class SchedulerSide:
                 f"vLLM offers no block table for scheduled request {request.request_id!r} (needs vLLM 0.32 or later)",
                 action="EmitStore",
             )
-        hashes: Sequence[bytes] = (
-            request.block_hashes
-            if self._plan.hashes_per_block == 1
-            else self._plan.block_hashes(request.block_hashes, 0, storable)
-        )
         before = self._actions.progress(request.request_id)
-        job = self._ledger.emit_store(request.request_id, storable, table[0], hashes, now=now)
+        job = self._ledger.emit_store(request.request_id, storable, table[0], names, now=now)
         self._actions.emit_store(request.request_id, before, job, storable, table[0], self._names(request))
         if job is not None:
             self._pin(job)
         return job
 
     def _names(self, request: "Request") -> Callable[[int], list[bytes]]:
-        """Hashes of the request's first n blocks, as far as it has them."""
-        plan, hashes = self._plan, request.block_hashes
-        return lambda n: plan.block_hashes(hashes, 0, min(n, len(hashes) // plan.hashes_per_block))
+        """Names of the request's first n blocks, as far as it has them."""
+        return lambda n: list((self._block_names.of(request) or ())[:n])
 
     def _pin(self, job: Job) -> None:
         """Take the block-pool references that the ledger has noted for the job."""
