@@ -39,7 +39,7 @@ def kept_digest(files: Sequence[Path], compute: Callable[[], str]) -> str:
                     temporary.write_text(json.dumps({"state": state, "digest": digest}), encoding="utf-8")
                     temporary.replace(kept)
             return digest
-    except (PermissionError, NotADirectoryError, FileNotFoundError) as error:
+    except OSError as error:
         logger.warning("kvledger: the weights' digest cannot be kept (%s); every start reads all of them", error)
         return compute()
 
@@ -57,7 +57,8 @@ def _read(kept: Path, state: list[list[int]]) -> str | None:
     except ValueError:
         logger.warning("kvledger: %s is not readable, made anew", kept)
         return None
-    return str(content["digest"]) if content.get("state") == state else None
+    fits = isinstance(content, dict) and content.get("state") == state and "digest" in content
+    return str(content["digest"]) if fits else None
 
 
 @contextlib.contextmanager

@@ -44,7 +44,7 @@ def model_facts(model: "ModelConfig", load: "LoadConfig", settings: Settings) ->
     """
     return {
         "weights": _weights(model, load, settings),
-        "config": _config(model),
+        "config": _config(model, load),
         "overrides": _overrides(model, settings),
         "architecture": getattr(model, "architecture", ""),
         "classes": getattr(model, "model_class_overrides", None) or {},
@@ -154,20 +154,23 @@ def _loader_facts(load: "LoadConfig", *, full: bool) -> dict[str, Any]:
 # -- configuration ---------------------------------------------------------
 
 
-def _config(model: "ModelConfig") -> dict[str, Any]:
+def _config(model: "ModelConfig", load: "LoadConfig") -> dict[str, Any]:
     """Digests of the files that configure the model; of the Hub's, the commit."""
     path = Path(model.hf_config_path or model.model)
     facts: dict[str, Any] = {}
-    if not path.exists():
-        source = getattr(model, "_hf_config_revision", None) if model.hf_config_path else None
-        commit = getattr(source, "resolved", None) or getattr(model.hf_config, "_commit_hash", None)
-        facts["file"] = str(commit or _digest_json(_stable(model.hf_config.to_dict())))
-    elif path.is_dir() and not snapshot_commit(path):
+    if path.is_dir() and not snapshot_commit(path):
         for name in ("config.json", "params.json"):
             if (path / name).is_file():
                 facts[name] = _digest_json(_stable(json.loads((path / name).read_text(encoding="utf-8"))))
-    elif path.is_dir():
-        facts["file"] = snapshot_commit(path)
+    elif path.is_file():
+        facts["file"] = ""  # a single file holds its configuration, and counts as weights
+    elif model.hf_config_path:
+        revision = getattr(model, "_hf_config_revision", None)
+        commit = snapshot_commit(path) or getattr(revision, "resolved", None)
+        commit = commit or getattr(model.hf_config, "_commit_hash", None)
+        facts["file"] = str(commit or _digest_json(_stable(model.hf_config.to_dict())))
+    else:
+        facts["file"] = hub_commit(model, load.download_dir) or _digest_json(_stable(model.hf_config.to_dict()))
     home = Path(model.model)
     if home.is_dir() and not snapshot_commit(home):
         names = [*_BESIDE, *(_PROCESSORS if getattr(model, "multimodal_config", None) else ())]

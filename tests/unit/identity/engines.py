@@ -27,6 +27,11 @@ def tensors(count: int = 12, seed: int = 0) -> dict[str, torch.Tensor]:
     return {f"model.layers.{i}.weight": torch.randn((64, 64), generator=generator) for i in range(count)}
 
 
+def save_tensors(path: Path, seed: int) -> None:
+    """A safetensors file of a small model."""
+    save_file(tensors(seed=seed), path)
+
+
 def make_model(
     folder: Path,
     *,

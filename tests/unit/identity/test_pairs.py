@@ -26,6 +26,7 @@ from tests.unit.identity.engines import (
     engine_facts,
     make_model,
     make_snapshot,
+    save_tensors,
     tensors,
 )
 
@@ -235,16 +236,12 @@ def save_bytes(path: Path, seed: int) -> None:
     path.write_bytes(b"head" + bytes([seed]) * 70_000)
 
 
-def save_shard(path: Path, seed: int) -> None:
-    save_file(tensors(seed=seed), path)
-
-
 for name, write in {
     "pytorch_model.bin": save_archive,
     "model.pt": save_old,
     "model.pth": save_archive,
     "model.tensors": save_bytes,
-    "part/model.safetensors": save_shard,
+    "part/model.safetensors": save_tensors,
     "part/model.pth": save_bytes,
 }.items():
     DIFFERENT.append((f"only_{name}", "weights", only(name, write)))
@@ -319,7 +316,6 @@ def a_push_to_the_hub(tmp, monkeypatch):
     before = engine_facts("org/tiny")
     make_snapshot(tmp / "hub", COMMIT_B)
     after = engine_facts("org/tiny")
-    assert before["config"] != after["config"]
     return {**before, "config": ""}, {**after, "config": ""}  # the commit stands in both facts
 
 
