@@ -2,7 +2,8 @@
 
 Key: `kvl1@[<cache_prefix>@]<fingerprint>[.<epoch>]@r<rank shard>@g<group>@<block hash in hex>`. Two engines share
 objects exactly when everything that decides the bytes is equal, because all of it is in the fingerprint. Tokens are
-never hashed here: block hashes come from vLLM, which covers tokens, parents, LoRA, multimodal inputs and salt.
+never hashed here: block hashes come from vLLM, which covers tokens, parents, multimodal inputs, salt, and an adapter's
+name and path; what lies behind these `scheduler/names.py` has mixed in.
 """
 
 import hashlib

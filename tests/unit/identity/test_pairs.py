@@ -167,8 +167,12 @@ def changed(tmp: Path, change: Callable[[Path], object], **engine: Any) -> tuple
 
 @other_bytes("weights")
 def layers_in_the_middle(tmp, _):
-    inner = {n: t + 1 if int(n.split(".")[2]) in (5, 6, 7) else t for n, t in tensors().items()}
-    return changed(tmp, lambda m: make_model(m, weights=inner))
+    """Half of the layers: those that 16 samples of 64 KiB, evenly over the file, do not touch."""
+    every = {f"model.layers.{i:02}.weight": torch.full((128 * 1024,), float(i)) for i in range(60)}
+    m = make_model(tmp / "m", weights=every)
+    before = engine_facts(m)
+    inner = {n: t + 1 if int(n.split(".")[2]) % 4 in (1, 2) else t for n, t in every.items()}
+    return before, engine_facts(make_model(m, weights=inner))
 
 
 @other_bytes("weights")
@@ -176,7 +180,7 @@ def a_mebibyte_in_a_large_tensor(tmp, _):
     m = make_model(tmp / "m", weights={"w": torch.zeros(8 * 1024**2)})
     before = engine_facts(m)
     with (m / "model.safetensors").open("r+b") as f:
-        f.seek(17_000_003)
+        f.seek(16_000_003)
         f.write(b"\x01" * 1024**2)
     return before, engine_facts(m)
 
@@ -309,14 +313,50 @@ def use_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
 
 
+def online(config, _) -> None:
+    """Where there is a network the Hub's name stays; offline vLLM puts the snapshot's folder in its place."""
+    config.model_config.model = "org/tiny"
+
+
+def without_config(one: Facts, other: Facts) -> tuple[Facts, Facts]:
+    """The commit stands in both facts, weights and configuration."""
+    assert one["config"] != other["config"]
+    return {**one, "config": ""}, {**other, "config": ""}
+
+
 @other_bytes("weights")
 def a_push_to_the_hub(tmp, monkeypatch):
     use_cache(tmp / "hub", monkeypatch)
     make_snapshot(tmp / "hub", COMMIT_A)
-    before = engine_facts("org/tiny")
+    before = engine_facts("org/tiny", change=online)
     make_snapshot(tmp / "hub", COMMIT_B)
-    after = engine_facts("org/tiny")
-    return {**before, "config": ""}, {**after, "config": ""}  # the commit stands in both facts
+    return without_config(before, engine_facts("org/tiny", change=online))
+
+
+@other_bytes("weights")
+def commits_that_only_the_configuration_knows(tmp, _):
+    def fetched(commit):
+        def change(config, cache):
+            online(config, cache)
+            config.model_config.hf_config._commit_hash = commit
+
+        return change
+
+    m = make_model(tmp / "m")
+    return without_config(engine_facts(m, change=fetched(COMMIT_A)), engine_facts(m, change=fetched(COMMIT_B)))
+
+
+@other_bytes("weights")
+def commits_that_were_asked_for(tmp, _):
+    def at(commit):
+        def change(config, cache):
+            online(config, cache)
+            config.model_config.revision = commit
+
+        return change
+
+    m = make_model(tmp / "m")
+    return without_config(engine_facts(m, change=at(COMMIT_A)), engine_facts(m, change=at(COMMIT_B)))
 
 
 # -- same name, other bytes: cache, machine, draft, adapters ---------------
@@ -427,12 +467,7 @@ def the_same_backend_explicitly(tmp, _):
 @same_bytes
 def online_and_offline(tmp, monkeypatch):
     use_cache(tmp / "hub", monkeypatch)
-    snapshot = make_snapshot(tmp / "hub", COMMIT_A)
-
-    def online(config, _):  # where there is a network the name stays
-        assert config.model_config.model == str(snapshot)
-        config.model_config.model = "org/tiny"
-
+    make_snapshot(tmp / "hub", COMMIT_A)
     return engine_facts("org/tiny"), engine_facts("org/tiny", change=online)
 
 
