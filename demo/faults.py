@@ -11,7 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 from demo.plan import DELAY_MS
 from kvledger.assembly import Parts
@@ -19,6 +19,7 @@ from kvledger.config import Settings
 from kvledger.connector import MooncakeLedgerConnector
 from kvledger.mooncake.client import MooncakeClient, StoreClient
 from kvledger.mooncake.codes import Code
+from kvledger.mooncake.selftest import MARK
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class Fault:
 
     In this order: the call waits at `gate`; `error` is raised instead of the call; or `code` is answered, for
     `positions` or for all, the real call being made only if `transfer` says so (bytes moved, answer lost); or `short`
-    drops the last entry of the real answer.
+    drops the last entry of the real answer; or `nothing` is the answer (None). The start-up self-test is spared.
     """
 
     operation: Operation
@@ -62,6 +63,7 @@ class Fault:
     positions: frozenset[int] | None = None
     transfer: bool = False
     short: bool = False
+    nothing: bool = False
 
 
 class FaultyStore:
@@ -94,15 +96,15 @@ class FaultyStore:
 
     def exists(self, keys: list[str]) -> list[int]:
         """See StoreClient."""
-        return self._run("exists", lambda: self._inner.exists(keys), len(keys))
+        return self._run("exists", lambda: self._inner.exists(keys), keys)
 
     def put(self, keys: list[str], ptrs: list[list[int]], sizes: list[list[int]]) -> list[int]:
         """See StoreClient."""
-        return self._run("put", lambda: self._inner.put(keys, ptrs, sizes), len(keys))
+        return self._run("put", lambda: self._inner.put(keys, ptrs, sizes), keys)
 
     def get(self, keys: list[str], ptrs: list[list[int]], sizes: list[list[int]]) -> list[int]:
         """See StoreClient."""
-        return self._run("get", lambda: self._inner.get(keys, ptrs, sizes), len(keys))
+        return self._run("get", lambda: self._inner.get(keys, ptrs, sizes), keys)
 
     def register(self, ptr: int, size: int) -> None:
         """See StoreClient."""
@@ -112,9 +114,9 @@ class FaultyStore:
         """See StoreClient."""
         self._inner.unregister(ptr)
 
-    def remove_by_prefix(self, prefix: str) -> int:
+    def remove_by_prefix(self, prefix: str, *, force: bool = False) -> int:
         """See StoreClient."""
-        return self._inner.remove_by_prefix(prefix)
+        return self._inner.remove_by_prefix(prefix, force=force)
 
     def health(self) -> int:
         """See StoreClient."""
@@ -128,7 +130,9 @@ class FaultyStore:
                 fault.gate.open()
         self._inner.close(timeout_s)
 
-    def _run(self, operation: Operation, call: Callable[[], list[int]], keys: int) -> list[int]:
+    def _run(self, operation: Operation, call: Callable[[], list[int]], keys: list[str]) -> list[int]:
+        if keys and MARK in keys[0]:
+            return call()
         faults = self._due(operation)
         if self._delay_s > 0:
             self._closing.wait(self._delay_s)
@@ -138,7 +142,7 @@ class FaultyStore:
         for fault in faults:
             if fault.error is not None:
                 raise fault.error
-        return _answer(faults, call, keys)
+        return _answer(faults, call, len(keys))
 
     def _due(self, operation: Operation) -> list[Fault]:
         with self._lock:
@@ -152,6 +156,8 @@ def _answer(faults: list[Fault], call: Callable[[], list[int]], keys: int) -> li
     coded = [f for f in faults if f.code is not None]
     replaced = any(f.positions is None and not f.transfer for f in coded)
     answer = [int(Code.INTERNAL_ERROR)] * keys if replaced else call()
+    if any(f.nothing for f in faults):
+        return cast("list[int]", None)
     for fault in coded:
         answer = [
             fault.code if fault.code is not None and (fault.positions is None or i in fault.positions) else entry

@@ -16,10 +16,12 @@ from kvledger.errors import ConfigError
 from kvledger.groups import GroupPlan
 from kvledger.keys import KeySpace
 from kvledger.mooncake.client import MooncakeClient, StoreClient
+from kvledger.mooncake.selftest import self_test
 from kvledger.observe.trace import TraceRecorder
 from kvledger.protocol import Breaker, Ledger, PinTable
 from kvledger.scheduler.lookup import LookupService
 from kvledger.scheduler.side import SchedulerSide
+from kvledger.shutdown import shutdown_budget_s
 from kvledger.worker.fence import Fence, record_fence
 from kvledger.worker.rank_side import RankSide
 
@@ -182,14 +184,20 @@ def make_recorder(settings: Settings, plan: GroupPlan) -> TraceRecorder | None:
 
 
 def make_rank_side(parts: Parts, settings: Settings, keys: KeySpace, rank: int) -> RankSide:
-    """One rank's side.
+    """One rank's side. Rank 0 tests the store for its engine.
 
     Raises:
-        StoreError: its client cannot join the store.
+        StoreError: its client cannot join the store, or the store does not keep what it is given (`self_test`).
     """
     client = parts.connect_store(
         settings, segment_bytes=settings.rank_segment_bytes, buffer_bytes=0, name=f"rank{rank}"
     )
-    return RankSide(
-        settings=settings, rank=rank, keys=keys, client=client, clock=parts.clock, record_fence=parts.record_fence
-    )
+    try:
+        if rank == 0:
+            self_test(client, keys)
+        return RankSide(
+            settings=settings, rank=rank, keys=keys, client=client, clock=parts.clock, record_fence=parts.record_fence
+        )
+    except BaseException:
+        client.close(shutdown_budget_s(settings.shutdown_timeout_s))
+        raise

@@ -92,8 +92,8 @@ class StoreClient(Protocol):
     def unregister(self, ptr: int) -> None:
         """Undo `register`; harmless after `close`."""
 
-    def remove_by_prefix(self, prefix: str) -> int:
-        """Remove every object whose key starts so, except those being read or copied. The number removed, or a code."""
+    def remove_by_prefix(self, prefix: str, *, force: bool = False) -> int:
+        """Remove every object whose key starts so, except those being read or copied unless `force`. How many, or a code."""
 
     def health(self) -> int:
         """0 healthy, 1 closed, 2 the master does not answer. Does not wait."""
@@ -243,14 +243,14 @@ class MooncakeClient:
         if code != 0:
             logger.warning("kvledger %s: unregister of %#x: %s", self.name, ptr, describe(code))
 
-    def remove_by_prefix(self, prefix: str) -> int:
+    def remove_by_prefix(self, prefix: str, *, force: bool = False) -> int:
         """See StoreClient."""
         if not prefix:
             raise StoreError("remove_by_regex", None, "an empty prefix would remove everybody's objects; name a prefix")
         if not self._enter():
             return int(Code.CLIENT_CLOSED)
         try:
-            return int(self._native.remove_by_regex(prefix_pattern(prefix)))
+            return int(self._native.remove_by_regex(prefix_pattern(prefix), force))
         finally:
             self._leave()
 

@@ -17,6 +17,11 @@ class Breaker:
         self._delay_s = initial_s
         self._closed_at: float | None = None  # when the next probe is allowed; None while closed
 
+    @property
+    def is_open(self) -> bool:
+        """Whether work is held back; what `allow` lets through meanwhile is a probe."""
+        return self._closed_at is not None
+
     def allow(self, now: float) -> bool:
         """Whether work may start at `now`. While open, a True answer is the one probe of this delay."""
         if self._closed_at is None:
@@ -26,17 +31,20 @@ class Breaker:
         self._closed_at = now + self._delay_s
         return True
 
-    def success(self) -> None:
-        """Something worked: close."""
+    def success(self) -> bool:
+        """Something worked: close. True if it was open."""
+        was_open = self.is_open
         self._failures = 0
         self._delay_s = self._initial_s
         self._closed_at = None
+        return was_open
 
-    def failure(self, now: float) -> None:
-        """Something failed: count, and open (longer than before when the probe failed)."""
+    def failure(self, now: float) -> float:
+        """Something failed: count, and open (longer than before when the probe failed). The delay (s); 0 if closed."""
         self._failures += 1
         if self._failures < self._threshold:
-            return
+            return 0.0
         if self._closed_at is not None:
             self._delay_s = min(self._delay_s * 2, self._max_s)
         self._closed_at = now + self._delay_s
+        return self._delay_s

@@ -97,7 +97,9 @@ class RankLedger:
         if entry is None or entry.life is not Life.RUNNING:
             if job_id in self._retired:
                 return False
-            raise ProtocolError("job does not run here", job_id=job_id, rank=self._rank, action="RankFinish")
+            raise ProtocolError(
+                "job does not run here, or ended long ago", job_id=job_id, rank=self._rank, action="RankFinish"
+            )
         self._report(entry, "RankFinish", result, bad)
         return True
 

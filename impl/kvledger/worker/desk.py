@@ -15,6 +15,7 @@ class Desk:
         self._ledger = ledger
         self._clock = clock
         self._changed = threading.Condition()
+        self._quarantined: set[int] = set()
 
     def accept(self, job: Job) -> None:
         """See `RankLedger.accept`."""
@@ -52,7 +53,10 @@ class Desk:
     def quarantine(self, job_id: int, bad: tuple[int, ...]) -> bool:
         """See `RankLedger.quarantine`."""
         with self._changed:
-            return self._ledger.quarantine(job_id, bad, self._clock())
+            held = self._ledger.quarantine(job_id, bad, self._clock())
+            if held:
+                self._quarantined.add(job_id)
+            return held
 
     def drop(self, job: Job) -> None:
         """See `RankLedger.drop`."""
@@ -95,9 +99,12 @@ class Desk:
             return True
 
     def expire(self) -> list[int]:
-        """See `RankLedger.expire`."""
+        """See `RankLedger.expire`. Answers only the jobs whose call never came back, not the quarantines that are over."""
         with self._changed:
-            return self._ledger.expire(self._clock())
+            over = self._ledger.expire(self._clock())
+            stuck = [job_id for job_id in over if job_id not in self._quarantined]
+            self._quarantined.difference_update(over)
+            return stuck
 
     def take_reports(self) -> list[Report]:
         """See `RankLedger.take_reports`."""

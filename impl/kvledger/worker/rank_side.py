@@ -7,7 +7,7 @@ Hook → action: `bind` (jobs told; leftovers of a step whose saves were never s
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import torch
 
@@ -15,10 +15,12 @@ from kvledger.config import Settings
 from kvledger.errors import ConfigError
 from kvledger.keys import KeySpace
 from kvledger.mooncake.client import StoreClient
-from kvledger.protocol import Breaker, Job, Kind, RankLedger, RankSnapshot, RankView, Report, StepPlan
+from kvledger.observe.faults import Faults
+from kvledger.protocol import Breaker, Job, Kind, RankLedger, RankSnapshot, RankView, Report, Result, StepPlan
+from kvledger.shutdown import shutdown_budget_s
 from kvledger.worker.desk import Desk
 from kvledger.worker.fence import Fence, record_fence
-from kvledger.worker.lanes import Lane
+from kvledger.worker.lanes import RESTART_PAUSE_S, START_TIMEOUT_S, Lane
 from kvledger.worker.layout import CacheLayout
 from kvledger.worker.staging import StagingArea
 from kvledger.worker.transfer import Transfer
@@ -33,6 +35,18 @@ class StepResults:
     reports: list[Report] = field(default_factory=list)
     finished_loads: set[str] = field(default_factory=set)
     bad_blocks: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFigures(RankSnapshot):
+    """The ledger's figures, and what went wrong so far."""
+
+    faults: dict[str, int]
+    """Occurrences by kind; codes by object. Each failed job raises one kind at least."""
+    breakers: dict[str, int]
+    """How often each lane's breaker opened, probed and closed."""
+    lanes: dict[str, bool]
+    """Which lanes are alive. None at all: this rank only computes."""
 
 
 class RankSide:
@@ -57,6 +71,7 @@ class RankSide:
         self._direct = settings.resolved_transfer_mode == "direct"
         stuck_after_s = settings.transfer_timeout_s + (settings.quarantine_s if self._direct else 0.0)
         self._desk = Desk(RankLedger(rank=rank, stuck_after_s=stuck_after_s, quarantine_s=settings.quarantine_s), clock)
+        self._faults = Faults(f"rank {rank}")
         self._lanes: dict[Kind, Lane] = {}
         self._device = torch.device("cpu")
         self._fences: dict[int, Fence] = {}
@@ -97,7 +112,14 @@ class RankSide:
             self._settings.resolved_transfer_mode,
         )
         for lane in self._lanes.values():
-            lane.start()
+            if not lane.start():
+                logger.error(
+                    "kvledger rank %d: the %s lane is not ready (a failure, or longer than %g s); until it is, its jobs "
+                    "are dropped",
+                    self._rank,
+                    lane.kind.value,
+                    START_TIMEOUT_S,
+                )
 
     def _lane(self, kind: Kind, layout: CacheLayout) -> Lane:
         staging = None if self._direct else self._staging(layout)
@@ -114,6 +136,7 @@ class RankSide:
                 initial_s=self._settings.breaker_open_s,
                 max_s=60.0,
             ),
+            faults=self._faults,
             fence_timeout_s=self._settings.transfer_timeout_s,
             clock=self._clock,
         )
@@ -124,7 +147,26 @@ class RankSide:
                 torch.cuda.set_device(device)
                 torch.cuda.set_stream(torch.cuda.Stream(device))
 
-        return Lane(kind, self._desk, lambda job: transfer.run(job, self._fences.pop(job.job_id, Fence(None))), prepare)
+        def run(job: Job) -> None:
+            transfer.run(job, self._fences.pop(job.job_id, Fence(None)))
+
+        return Lane(kind, self._desk, run=run, prepare=prepare, lost=self._lost)
+
+    def _lost(self, kind: Kind, job: Job | None, error: BaseException, over: bool) -> None:
+        """A lane died: report its job (nobody knows what was moved) and those that wait for it. Runs in the lane."""
+        if job is not None and self._desk.proceed(job.job_id):
+            bad = tuple(range(len(job.block_ids)))
+            if self._direct:
+                self._desk.quarantine(job.job_id, bad)
+            else:
+                self._desk.finish(job.job_id, Result.INDETERMINATE, bad)
+        ends, then = "died", f"it starts again in {RESTART_PAUSE_S:g} s; if this comes again, report it"
+        if over:
+            ends = "ended"
+            then = f"it died too often: from now on this rank only computes and will {kind.value} nothing; restart vLLM"
+        cause = f"{type(error).__name__}: {error!s:.300}"
+        self._faults.record(f"{kind.value} lane {ends}", f"{cause}; {then}", level=logging.ERROR, error=error)
+        self._dropped(f"{kind.value} lane is down", self._desk.drop_queued(kind))
 
     def _staging(self, layout: CacheLayout) -> StagingArea:
         area = StagingArea(
@@ -166,12 +208,13 @@ class RankSide:
                 remedy=f"rank {self._rank} works in namespace {self._keys.namespace}: scheduler and ranks see "
                 "different model files, settings or hardware; make them equal, or set weights_version",
             )
-        self._drop_told()
+        self._drop_told("never submitted")
         self._told = {job.job_id: job for job in plan.jobs}
         late = self._clock() + self._settings.load_timeout_s
         self._loads.update((job.job_id, (job, late)) for job in plan.jobs if job.kind is Kind.LOAD)
         for job_id in plan.cancelled:
-            self._desk.cancel(job_id)
+            if self._desk.cancel(job_id):
+                self._dropped("aborted", 1, logging.DEBUG)
 
     def start_loads(self) -> None:
         """`RankAccept` for the step's loads; waits for the synchronous ones (vLLM hook `start_load_kv`).
@@ -184,7 +227,7 @@ class RankSide:
             if job.sync and not self._desk.wait_over(
                 job.job_id, self._settings.load_timeout_s, self._settings.transfer_timeout_s
             ):
-                logger.warning("job %d: synchronous load gave up after %s s", job.job_id, self._settings.load_timeout_s)
+                self._late_load()
                 self._given_up.add(job.job_id)
 
     def submit_stores(self, *, forward_failed: bool) -> None:
@@ -193,7 +236,7 @@ class RankSide:
         After a forward that raised, nothing of the step may be published: its stores are dropped.
         """
         if forward_failed:
-            self._drop_told()
+            self._drop_told("the forward failed")
             return
         self._accept(Kind.STORE)
 
@@ -201,32 +244,67 @@ class RankSide:
         jobs = [j for j in self._told.values() if j.kind is kind]
         if not jobs:
             return jobs
-        lane = self._lanes.get(kind)
-        usable = lane is not None and not self._closed and lane.running not in self._given_up
-        fence = self._record_fence(self._device) if usable else Fence(None)
+        obstacle = self._obstacle(kind)
+        fence = self._record_fence(self._device) if not obstacle else Fence(None)
         for job in jobs:
             del self._told[job.job_id]
-            if usable:
+            if obstacle:
+                self._desk.drop(job)
+            else:
                 self._fences[job.job_id] = fence
                 self._desk.accept(job)
-            else:
-                self._desk.drop(job)
+        if obstacle:
+            self._dropped(obstacle, len(jobs))
+        else:
+            self._drop_if_down(kind)
         return jobs
 
-    def _drop_told(self) -> None:
+    def _obstacle(self, kind: Kind) -> str:
+        """Why no job of this kind can be run now; empty if it can."""
+        lane = self._lanes.get(kind)
+        if self._closed:
+            return "shutdown"
+        if lane is None:
+            return "no KV cache layers"
+        if not lane.alive:
+            return f"{kind.value} lane is down"
+        return f"{kind.value} lane is inside a call that does not end" if lane.running in self._given_up else ""
+
+    def _drop_if_down(self, kind: Kind) -> None:
+        """A lane may die between a look at it and the queuing of a job: then nobody else would report the job."""
+        if not self._lanes[kind].alive:
+            self._dropped(f"{kind.value} lane is down", self._desk.drop_queued(kind))
+
+    def _dropped(self, why: str, jobs: int, level: int = logging.INFO) -> None:
+        if jobs:
+            self._faults.record(f"dropped: {why}", "jobs reported without having run", count=jobs, level=level)
+
+    def _late_load(self) -> None:
+        self._faults.record("late load", f"not there after {self._settings.load_timeout_s:g} s (load_timeout_s)")
+
+    def _stuck(self, count: int) -> None:
+        if count:
+            bound = self._settings.transfer_timeout_s
+            self._faults.record("given up", f"a call to the store has not ended within {bound:g} s", count=count)
+
+    def _drop_told(self, why: str) -> None:
         """`RankDrop` of jobs told but never submitted (a step whose hook was skipped, a forward that raised)."""
         for job in self._told.values():
             self._desk.drop(job)
+        self._dropped(why, len(self._told))
         self._told = {}
 
     def collect(self) -> None:
         """`TakeReports`: take the reports that are ready, once per step (vLLM hook `get_finished` or `get_transfer_results`)."""
-        self._given_up.update(self._desk.expire())
+        stuck = self._desk.expire()
+        self._stuck(len(stuck))
+        self._given_up.update(stuck)
         self._end_late_loads()
         self._given_up &= {lane.running for lane in self._lanes.values()}
-        for lane in self._lanes.values():
-            if lane.running in self._given_up:
-                self._desk.drop_queued(lane.kind)
+        for kind in self._lanes:
+            obstacle = self._obstacle(kind)
+            if obstacle:
+                self._dropped(obstacle, self._desk.drop_queued(kind))
         reports = self._desk.take_reports()
         for report in reports:
             self._fences.pop(report.job_id, None)
@@ -242,8 +320,9 @@ class RankSide:
         now = self._clock()
         for job_id in [j for j, (_, late) in self._loads.items() if now >= late]:
             if self._desk.cancel(job_id):
-                continue
-            if not self._direct and self._desk.give_up(job_id):
+                self._late_load()
+            elif not self._direct and self._desk.give_up(job_id):
+                self._late_load()
                 self._given_up.add(job_id)
 
     def take_finished_loads(self) -> set[str]:
@@ -267,23 +346,38 @@ class RankSide:
         """The rank's ledger in the model's words; a copy."""
         return self._desk.view()
 
-    def snapshot(self) -> RankSnapshot:
+    def snapshot(self) -> RankFigures:
         """Figures for gauges and tests."""
-        return self._desk.snapshot()
+        return RankFigures(
+            **asdict(self._desk.snapshot()),
+            faults=self._faults.counts(),
+            breakers=self._faults.transitions(),
+            lanes={kind.value: lane.alive for kind, lane in self._lanes.items()},
+        )
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait until no job is open on this rank."""
         return self._desk.wait_idle(timeout_s)
 
     def close(self) -> None:
-        """Drop what is queued, end the lanes, close the client; bounded by `shutdown_timeout_s`. Idempotent."""
+        """Report what is queued, end the lanes, close the client. Idempotent.
+
+        Bounded by `shutdown_timeout_s` and by what vLLM grants, whatever hangs: see `shutdown_budget_s`.
+        """
         if self._closed:
             return
         self._closed = True
-        deadline = self._clock() + self._settings.shutdown_timeout_s
+        deadline = time.monotonic() + shutdown_budget_s(self._settings.shutdown_timeout_s)
         for kind in Kind:
-            self._desk.drop_queued(kind)
+            self._dropped("shutdown", self._desk.drop_queued(kind))
         for lane in self._lanes.values():
-            if not lane.stop(max(0.1, deadline - self._clock())):
-                logger.warning("rank %d: %s lane is still inside a store call at shutdown", self._rank, lane.kind.value)
-        self._client.close(max(0.1, deadline - self._clock()))
+            if not lane.stop(max(0.1, deadline - time.monotonic())):
+                self._leave(lane)
+        self._client.close(max(0.1, deadline - time.monotonic()))
+        self._faults.flush()
+
+    def _leave(self, lane: Lane) -> None:
+        """The lane is still inside a call at shutdown: what it does to a slot is nobody's concern any more."""
+        logger.warning("rank %d: %s lane is still inside a store call at shutdown", self._rank, lane.kind.value)
+        if lane.running is not None and not self._direct and self._desk.give_up(lane.running):
+            self._stuck(1)

@@ -5,7 +5,6 @@ count. Batches bound the bytes and segments in flight. After each wait the job a
 that was given up touches nothing more, because its blocks may belong to someone else by then.
 """
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,13 +14,12 @@ import torch
 from kvledger.keys import KeySpace
 from kvledger.mooncake.client import StoreClient
 from kvledger.mooncake.codes import Code, is_indeterminate, is_no_space, is_store_down
+from kvledger.observe.faults import Faults
 from kvledger.protocol import Breaker, Job, Kind, Result
 from kvledger.worker.desk import Desk
 from kvledger.worker.fence import Fence, FenceTimeoutError
 from kvledger.worker.layout import CacheLayout
 from kvledger.worker.staging import Slot, StagingArea
-
-logger = logging.getLogger(__name__)
 
 
 class GivenUpError(Exception):
@@ -30,6 +28,10 @@ class GivenUpError(Exception):
 
 class NoSlotError(RuntimeError):
     """No staging memory is free; the job fails and is retried later."""
+
+
+class StoreCallError(RuntimeError):
+    """A call of the store's client raised. It is counted already."""
 
 
 @dataclass(slots=True)
@@ -76,11 +78,6 @@ def classify_get(code: int, expected_bytes: int) -> Result:
     return Result.INDETERMINATE if code < 0 and is_indeterminate(code) else Result.FAILED
 
 
-def _whole(answers: list[int], keys: int) -> list[int]:
-    """The answers, or an indeterminate one per key if there are not exactly as many as keys."""
-    return answers if len(answers) == keys else [int(Code.TRANSFER_FAIL)] * keys
-
-
 class Transfer:
     """Runs jobs of one lane against the store. `staging` None means direct mode: the store moves KV blocks itself."""
 
@@ -95,6 +92,7 @@ class Transfer:
         staging: StagingArea | None,
         batch_objects: int,
         breaker: Breaker,
+        faults: Faults,
         fence_timeout_s: float,
         clock: Callable[[], float],
     ) -> None:
@@ -106,6 +104,7 @@ class Transfer:
         self._staging = staging
         self._batch_objects = batch_objects
         self._breaker = breaker
+        self._faults = faults
         self._fence_timeout_s = fence_timeout_s
         self._clock = clock
 
@@ -119,16 +118,20 @@ class Transfer:
             if job.kind is Kind.STORE or self._staging is None:
                 fence.wait(self._fence_timeout_s)
             self._go_on(job)
-            if self._breaker.allow(self._clock()):
+            if self._faults.allowed(job.kind.value, self._breaker, self._clock()):
                 self._store(job, outcome) if job.kind is Kind.STORE else self._load(job, outcome)
-        except GivenUpError:
+            else:
+                self._faults.record(f"{job.kind.value} not tried", "the store is left alone for a while (breaker)")
+        except GivenUpError:  # counted where it was given up
             return
-        except (NoSlotError, FenceTimeoutError) as e:  # not the store's fault
-            logger.warning("job %d: %s", job.job_id, e)
-        except Exception as e:  # noqa: BLE001 - the store's client may raise anything; a job must still be reported
-            logger.warning("job %d: %s failed: %s: %.500s", job.job_id, job.kind.value, type(e).__name__, e)
+        except StoreCallError:
             outcome.result = Result.INDETERMINATE if outcome.moving else max(outcome.result, Result.FAILED)
             outcome.store_down = True
+        except (NoSlotError, FenceTimeoutError) as e:
+            self._faults.raised(job.kind.value, e)
+        except Exception as e:  # noqa: BLE001 - not the store's fault (a local copy, out of memory): says nothing about it
+            self._faults.raised(f"{job.kind.value} in this process", e)
+            outcome.result = Result.INDETERMINATE if outcome.moving else max(outcome.result, Result.FAILED)
         self._exit(job, outcome)
 
     def _exit(self, job: Job, outcome: Outcome) -> None:
@@ -139,9 +142,9 @@ class Transfer:
         """
         result, bad = outcome.close()
         if outcome.store_down:
-            self._breaker.failure(self._clock())
+            self._faults.failed(job.kind.value, self._breaker, self._clock())
         elif result in (Result.DONE, Result.REFUSED):
-            self._breaker.success()
+            self._faults.worked(job.kind.value, self._breaker)
         if outcome.moving and self._staging is None:
             self._desk.quarantine(job.job_id, bad)
         else:
@@ -150,6 +153,25 @@ class Transfer:
     def _go_on(self, job: Job, *, guarded: bool = False) -> None:
         if not self._desk.proceed(job.job_id, guarded=guarded):
             raise GivenUpError
+
+    def _call(self, operation: str, keys: int, good: tuple[int, ...], call: Callable[[], list[int]]) -> list[int]:
+        """The store's answer, one entry per key; indeterminate ones if there are not exactly as many. Counts what is bad.
+
+        Raises:
+            StoreCallError: the client raised.
+        """
+        try:
+            answers = call()
+        except Exception as e:
+            self._faults.raised(operation, e)
+            raise StoreCallError from e
+        if not isinstance(answers, list) or len(answers) != keys:
+            self._faults.record(
+                f"{operation} wrong length", f"not one answer for each of {keys} keys: {answers!r:.200}"
+            )
+            return [int(Code.TRANSFER_FAIL)] * keys
+        self._faults.answers(operation, [a for a in answers if a not in good])
+        return answers
 
     def _batches(self, job: Job, positions: Sequence[int], outcome: Outcome) -> Iterator[Sequence[int]]:
         """Batches of positions, as long as everything goes well and the job is still ours."""
@@ -188,7 +210,8 @@ class Transfer:
     def _absent(self, job: Job, outcome: Outcome) -> list[int]:
         """Positions whose object the store does not hold; marks the others stored. A probe moves no bytes."""
         positions = range(len(job.block_ids))
-        answers = _whole(self._client.exists(self._names(job, positions)), len(positions))
+        names = self._names(job, positions)
+        answers = self._call("exists", len(names), (0, 1), lambda: self._client.exists(names))
         for position, answer in zip(positions, answers, strict=True):
             if answer != 0:
                 outcome.note(position, Result.DONE if answer == 1 else Result.FAILED, answer)
@@ -196,20 +219,23 @@ class Transfer:
 
     def _put(self, job: Job, batch: Sequence[int], outcome: Outcome) -> list[int]:
         blocks = [job.block_ids[p] for p in batch]
+        names = self._names(job, batch)
         with self._place(blocks, outcome) as (slot, pointers, sizes):
             if slot is not None:
                 self._layout.gather(blocks, slot.rows)
                 self._go_on(job)  # given up meanwhile: the gathered bytes may be another request's
             outcome.moving = True
-            codes = _whole(self._client.put(self._names(job, batch), pointers, sizes), len(batch))
+            codes = self._call("put", len(batch), (0,), lambda: self._client.put(names, pointers, sizes))
             outcome.moving = any(is_indeterminate(c) for c in codes)
         return codes
 
     def _get(self, job: Job, batch: Sequence[int], outcome: Outcome) -> list[int]:
         blocks = [job.block_ids[p] for p in batch]
+        names = self._names(job, batch)
         with self._place(blocks, outcome) as (slot, pointers, sizes):
             outcome.moving = True
-            codes = _whole(self._client.get(self._names(job, batch), pointers, sizes), len(batch))
+            whole = (self._layout.object_bytes,)
+            codes = self._call("get", len(batch), whole, lambda: self._client.get(names, pointers, sizes))
             outcome.moving = any(c < 0 and is_indeterminate(c) for c in codes)
             if slot is not None:
                 outcome.fence.wait(self._fence_timeout_s)  # an earlier step may still write the target blocks

@@ -144,10 +144,10 @@ RANK = {
     "dropped again after its report": Refusal(lambda it: it.drop(make_job(2)), "job told twice", "RankAccept", 2, 3),
     "dropped while it runs": Refusal(lambda it: it.drop(make_job(1)), "job is running", "RankDrop", 1, 3),
     "finished before it started": Refusal(
-        lambda it: it.finish(4, Result.DONE), "job does not run here", "RankFinish", 4, 3
+        lambda it: it.finish(4, Result.DONE), "job does not run here, or ended long ago", "RankFinish", 4, 3
     ),
     "finished but never told": Refusal(
-        lambda it: it.finish(9, Result.DONE), "job does not run here", "RankFinish", 9, 3
+        lambda it: it.finish(9, Result.DONE), "job does not run here, or ended long ago", "RankFinish", 9, 3
     ),
 }
 
