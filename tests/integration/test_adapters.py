@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.engine import Engine, make_engine
 from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
 from vllm.v1.request import Request
 
 from kvledger.mooncake.embedded import EmbeddedStore
-from tests.support.engine import Engine, make_engine
 from tests.unit.identity.engines import make_adapter
 
 PROMPT = list(range(100, 120))

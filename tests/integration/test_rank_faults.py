@@ -1,13 +1,17 @@
 """The rank side when the store refuses, fails, lies or hangs: one report per job, and no byte where it does not belong."""
 
 import dataclasses
+import time
+from collections.abc import Callable
 
 import pytest
+import torch
 
 from demo.faults import Fault, Gate
 from kvledger.mooncake.client import MooncakeClient
 from kvledger.mooncake.embedded import list_keys
 from kvledger.protocol import Kind, Result, StepPlan
+from kvledger.worker import lanes
 from kvledger.worker.fence import Fence
 from kvledger.worker.rank_side import RankSide
 from tests.support.ranks import BLOCKS, OBJECT_BYTES, Rank, job, make_settings, same_block
@@ -259,3 +263,233 @@ class TestLoadFaults:
         gate.open()
         rank.reports()
         assert rank.side.take_finished_loads() == {"a"}
+
+
+class Broken:
+    """Something that raises when called."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __call__(self, *args, **kwargs):
+        raise self.error
+
+
+def transfer(rank: Rank, kind: Kind):
+    """The transfer that a lane runs."""
+    return next(c.cell_contents for c in rank.side._lanes[kind]._run.__closure__ if hasattr(c.cell_contents, "run"))
+
+
+def store_fault(**fault) -> Callable[[Rank], None]:
+    return lambda rank: rank.client.add(Fault(**fault))
+
+
+def broken(name: str, error: BaseException, kind: Kind = Kind.STORE) -> Callable[[Rank], None]:
+    """The method of the lane's transfer that raises; with a dot, of a part of it."""
+
+    def breaks(rank: Rank) -> None:
+        part, _, method = name.rpartition(".")
+        setattr(getattr(transfer(rank, kind), part) if part else transfer(rank, kind), method, Broken(error))
+
+    return breaks
+
+
+def no_slot(rank: Rank) -> None:
+    staging = transfer(rank, Kind.STORE)._staging
+    staging.take = lambda count, now: None
+
+
+def hung_device(rank: Rank) -> None:
+    rank.side._record_fence = lambda device: Fence(NeverPassed())
+
+
+def open_breaker(rank: Rank) -> None:
+    breaker = transfer(rank, Kind.STORE)._breaker
+    for _ in range(100):
+        breaker.failure(time.monotonic())
+
+
+def dead_lane(rank: Rank) -> None:
+    """Its preparation fails for ever: over."""
+    lane = rank.side._lanes[Kind.STORE]
+    lane._prepare = Broken(RuntimeError("no stream"))
+    lane._run = Broken(RuntimeError("out of the guard"))
+    rank.run(job(90, Kind.STORE, [9], [90]))
+    lane._thread.join(30)
+    assert not lane._thread.is_alive()
+
+
+def lost_lane(rank: Rank) -> None:
+    rank.side._lanes[Kind.STORE]._run = Broken(SystemExit("out of the guard"))
+
+
+OOM = torch.OutOfMemoryError("no memory")
+PATHS = {
+    "probe raises": (Kind.STORE, store_fault(operation="exists", error=OSError("x")), Result.FAILED, "exists OSError"),
+    "probe answers None": (Kind.STORE, store_fault(operation="exists", nothing=True), Result.FAILED, "exists wrong length"),
+    "probe short": (Kind.STORE, store_fault(operation="exists", short=True), Result.FAILED, "exists wrong length"),
+    "probe fails": (Kind.STORE, store_fault(operation="exists", code=-900), Result.FAILED, "exists RPC_FAIL"),
+    "probe odd": (Kind.STORE, store_fault(operation="exists", code=7), Result.FAILED, "exists wrong size"),
+    "put raises": (Kind.STORE, store_fault(operation="put", error=OSError("x")), Result.INDETERMINATE, "put OSError"),
+    "put answers None": (Kind.STORE, store_fault(operation="put", nothing=True), Result.INDETERMINATE, "put wrong length"),
+    "put short": (Kind.STORE, store_fault(operation="put", short=True), Result.INDETERMINATE, "put wrong length"),
+    "put no space": (Kind.STORE, store_fault(operation="put", code=-200), Result.REFUSED, "put NO_AVAILABLE_HANDLE"),
+    "put over quota": (Kind.STORE, store_fault(operation="put", code=-1700), Result.REFUSED, "put TENANT_QUOTA_EXCEEDED"),
+    "put refused": (Kind.STORE, store_fault(operation="put", code=-600), Result.FAILED, "put INVALID_PARAMS"),
+    "put master gone": (Kind.STORE, store_fault(operation="put", code=-900), Result.FAILED, "put RPC_FAIL"),
+    "put may move": (Kind.STORE, store_fault(operation="put", code=-800), Result.INDETERMINATE, "put TRANSFER_FAIL"),
+    "put unknown": (Kind.STORE, store_fault(operation="put", code=-54_321), Result.INDETERMINATE, "put code -54321"),
+    "get raises": (Kind.LOAD, store_fault(operation="get", error=OSError("x")), Result.INDETERMINATE, "get OSError"),
+    "get answers None": (Kind.LOAD, store_fault(operation="get", nothing=True), Result.INDETERMINATE, "get wrong length"),
+    "get missing": (Kind.LOAD, store_fault(operation="get", code=-704), Result.FAILED, "get OBJECT_NOT_FOUND"),
+    "get wrong size": (Kind.LOAD, store_fault(operation="get", code=17), Result.FAILED, "get wrong size"),
+    "get lease over": (Kind.LOAD, store_fault(operation="get", code=-707), Result.FAILED, "get LEASE_EXPIRED"),
+    "gather out of memory": (
+        Kind.STORE, broken("_layout.gather", OOM), Result.FAILED, "store in this process OutOfMemoryError"),
+    "scatter out of memory": (
+        Kind.LOAD, broken("_layout.scatter", OOM, Kind.LOAD), Result.FAILED, "load in this process OutOfMemoryError"),
+    "fence": (Kind.STORE, hung_device, Result.FAILED, "store FenceTimeoutError"),
+    "no slot": (Kind.STORE, no_slot, Result.FAILED, "store NoSlotError"),
+    "breaker": (Kind.STORE, open_breaker, Result.FAILED, "store not tried"),
+    "lane dies in a job": (Kind.STORE, lost_lane, Result.INDETERMINATE, "store lane died"),
+    "lane is over": (Kind.STORE, dead_lane, Result.DROPPED, "dropped: store lane is down"),
+    "shutdown": (Kind.STORE, lambda rank: rank.side.close(), Result.DROPPED, "dropped: shutdown"),
+}  # fmt: skip
+
+
+class TestNoSilence:
+    @pytest.fixture(autouse=True)
+    def quick_restarts(self, monkeypatch):
+        monkeypatch.setattr(lanes, "RESTART_PAUSE_S", 0.01)
+
+    @pytest.mark.parametrize("path", PATHS)
+    def test_every_failure_is_one_report_and_raises_one_counter(self, make_rank, path):
+        kind, breaks, result, counter = PATHS[path]
+        make_rank(seed=1).run(job(1, Kind.STORE, [0], [0]))
+        rank = make_rank(seed=2, transfer_timeout_s=0.5)
+        breaks(rank)
+        before = rank.side.snapshot().faults
+        name = 0 if kind is Kind.LOAD else 7
+
+        reports = rank.run(job(1, kind, [3], [name]))
+
+        assert [(r.job_id, r.result, r.bad) for r in reports] == [(1, result, (0,))]
+        after = rank.side.snapshot().faults
+        assert {k: n - before.get(k, 0) for k, n in after.items() if n != before.get(k)} == {counter: 1}
+        rank.side.collect()
+        assert rank.side.take_reports() == []
+
+    @pytest.mark.parametrize(
+        "path", ["never submitted", "the forward failed", "aborted", "given up", "late load", "stuck"]
+    )
+    def test_every_job_that_does_not_run_to_its_end_is_one_report_and_raises_one_counter(self, make_rank, path):
+        rank = make_rank(seed=1, load_timeout_s=0.2 if path == "late load" else 60.0, transfer_timeout_s=0.5)
+        kind = Kind.STORE if path != "late load" else Kind.LOAD
+        gate = Gate()
+        if path in ("aborted", "given up", "late load", "stuck"):
+            rank.client.add(Fault(operation="exists" if kind is Kind.STORE else "get", call=1, gate=gate))
+        jobs = [job(1, kind, [0], [0])]
+        if path in ("aborted", "stuck"):
+            jobs.append(job(2, kind, [1], [1]))
+        if path == "never submitted":
+            rank.side.bind(StepPlan(namespace="ns", jobs=tuple(jobs)))
+            rank.side.bind(StepPlan(namespace="ns"))
+        else:
+            rank.submit(*jobs, forward_failed=path == "the forward failed")
+        if path == "aborted":
+            assert gate.reached.wait(10)
+            rank.side.bind(StepPlan(namespace="ns", cancelled=(2,)))
+            gate.open()
+        deadline = time.monotonic() + 30
+        while not rank.side.wait_idle(0.02) and time.monotonic() < deadline:
+            rank.side.collect()
+        rank.side.collect()
+        gate.open()
+
+        assert sorted(r.job_id for r in rank.side.take_reports()) == [j.job_id for j in jobs]
+        expected = {
+            "given up": {"given up": 1},
+            "late load": {"late load": 1},
+            "stuck": {"given up": 1, "dropped: store lane is inside a call that does not end": 1},
+        }
+        assert rank.side.snapshot().faults == expected.get(path, {f"dropped: {path}": 1})
+
+    def test_each_kind_of_failed_call_has_its_line_and_what_was_held_back_comes_at_the_end(self, make_rank, caplog):
+        caplog.set_level("INFO", logger="kvledger.observe.faults")
+        rank = make_rank(seed=1)
+        for code in (-200, -200, -600):
+            rank.client.add(Fault(operation="put", call=rank.client.calls("put") + 1, code=code))
+            rank.run(job(rank.client.calls("put") + 1, Kind.STORE, [0], [0]))
+        said = [m for m in caplog.messages if m.startswith("kvledger rank 0: put")]
+        assert [m.split(": ")[1] for m in said] == ["put NO_AVAILABLE_HANDLE", "put INVALID_PARAMS"]
+        rank.side.close()
+        assert "kvledger rank 0: put NO_AVAILABLE_HANDLE, 1 more since the last line" in caplog.messages
+
+    @pytest.mark.parametrize("path", ["gather out of memory", "scatter out of memory"])
+    def test_what_fails_in_this_process_does_not_open_the_stores_breaker(self, make_rank, path):
+        kind, breaks, _, _ = PATHS[path]
+        make_rank(seed=1).run(job(1, Kind.STORE, [0], [0]))
+        rank = make_rank(seed=2, breaker_failures=1)
+        breaks(rank)
+        for job_id in (1, 2, 3):
+            rank.run(job(job_id, kind, [3], [0 if kind is Kind.LOAD else 7]))
+        assert rank.side.snapshot().breakers == {}
+        assert not transfer(rank, kind)._breaker.is_open
+
+    def test_a_store_that_fails_opens_it(self, make_rank):
+        """The control of the test above."""
+        rank = make_rank(seed=2, breaker_failures=1)
+        rank.client.add(Fault(operation="put", code=-900))
+        rank.run(job(1, Kind.STORE, [3], [7]))
+        assert rank.side.snapshot().breakers == {"store breaker opened": 1}
+
+    @pytest.mark.parametrize("mode", ["staged", "direct"])
+    def test_a_lane_that_dies_reports_its_job_and_those_behind_it_and_starts_again(self, make_rank, caplog, mode):
+        rank = make_rank(seed=1, transfer_mode=mode)
+        lane = rank.side._lanes[Kind.STORE]
+        gate, run = Gate(), lane._run
+
+        def dies(_job):
+            gate.pass_through()
+            raise RuntimeError("out of the guard")
+
+        lane._run = dies
+        rank.submit(job(1, Kind.STORE, [0], [0]), job(2, Kind.STORE, [1], [1]))
+        assert gate.reached.wait(10)
+        lane._run = run
+        gate.open()
+        deadline = time.monotonic() + 30
+        while not rank.side.wait_idle(0.02) and time.monotonic() < deadline:
+            rank.side.collect()
+        reports = {r.job_id: r.result for r in rank.reports()}
+        assert reports == {1: Result.INDETERMINATE, 2: Result.DROPPED}
+        assert rank.side.snapshot().faults == {"store lane died": 1, "dropped: store lane is down": 1}
+        assert [r.levelname for r in caplog.records if "store lane died" in r.getMessage()] == ["ERROR"]
+        while not lane.alive and time.monotonic() < deadline:
+            time.sleep(0.005)
+        assert [r.result for r in rank.run(job(3, Kind.STORE, [2], [2]))] == [Result.DONE]
+
+    def test_a_lane_that_is_over_says_once_that_the_rank_only_computes(self, make_rank, caplog):
+        rank = make_rank(seed=1)
+        dead_lane(rank)
+        for job_id in (1, 2):
+            assert [r.result for r in rank.run(job(job_id, Kind.STORE, [0], [0]))] == [Result.DROPPED]
+        assert len([m for m in caplog.messages if "only computes" in m]) == 1
+        assert rank.side.snapshot().lanes == {"store": False, "load": True}
+        assert [r.result for r in rank.run(job(3, Kind.LOAD, [0], [99]))] == [Result.FAILED]
+
+    def test_a_put_that_never_returns_does_not_hold_the_end_longer_than_vllm_grants(self, make_rank):
+        rank = make_rank(seed=1, shutdown_timeout_s=60.0)
+        gate = Gate()
+        rank.client.add(Fault(operation="put", call=1, gate=gate))
+        rank.client.close = lambda timeout_s: None  # it would open the gate
+        rank.submit(job(1, Kind.STORE, [0], [0]), job(2, Kind.STORE, [1], [1]))
+        assert gate.reached.wait(10)
+        begun = time.monotonic()
+        rank.side.close()
+        assert time.monotonic() - begun < 2.5
+        rank.side.collect()
+        assert {r.job_id: r.result for r in rank.side.take_reports()} == {1: Result.INDETERMINATE, 2: Result.DROPPED}
+        gate.open()
+        del rank.client.close
+        rank.client.close(5.0)

@@ -118,7 +118,7 @@ class Faults:
             self._told.update((kind, (self._clock(), count)) for kind, count in counts.items())
         for kind, more in left.items():
             if more:
-                logger.info("kvledger %s: %s, %d times since the last line", self._owner, kind, more)
+                logger.info("kvledger %s: %s, %d more since the last line", self._owner, kind, more)
 
 
 def _name(answer: int) -> str:

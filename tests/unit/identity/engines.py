@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from tests.support.engine import LAYERS, TINY_MODEL
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
@@ -15,7 +16,6 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from kvledger.config import load_settings
 from kvledger.groups import plan_groups
 from kvledger.namespace import namespace_facts
-from tests.support.engine import LAYERS, TINY_MODEL
 
 COMMIT_A, COMMIT_B = "a" * 40, "b" * 40
 Change = Callable[[VllmConfig, KVCacheConfig], None]

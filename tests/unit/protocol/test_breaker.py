@@ -65,3 +65,16 @@ def test_a_success_closes_at_once_and_forgets_the_long_delay():
 
     assert not breaker.allow(10.9)
     assert breaker.allow(11.0)
+
+
+def test_says_what_has_become_of_it():
+    """Adapters log from these answers; here nothing is logged."""
+    breaker = make_breaker(threshold=2)
+    assert not breaker.success()
+    assert breaker.failure(0.0) == 0.0
+    assert not breaker.is_open
+    assert breaker.failure(0.0) == 1.0
+    assert breaker.is_open
+    assert breaker.failure(1.0) == 2.0
+    assert breaker.success()
+    assert not breaker.is_open

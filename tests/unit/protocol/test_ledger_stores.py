@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from kvledger.protocol import Decline, Result
+from kvledger.protocol import ledger as ledger_module
 from tests.support.ledgers import (
     BLOCKS,
     HASHES,
@@ -231,3 +232,14 @@ class TestPressure:
         ledger.apply_report(bad(held, 0, Result.DROPPED), 2.0)
 
         assert store(ledger, "next", 1, **more).block_ids == (30,)
+
+
+def test_blocks_that_are_forgotten_as_known_are_stored_again_and_nothing_else_changes():
+    """131,072 hashes are known at most: beyond that the oldest cost a probe and a put that the store answers at once."""
+    assert ledger_module.KNOWN_HASHES == 131_072
+    ledger = make_ledger("a", "b")
+    ledger._known._capacity = 2
+    ledger.apply_report(done(store(ledger, "a", 3)), 0.0)
+    again = store(ledger, "b", 3)
+    assert again.hashes == tuple(HASHES[:1])
+    assert ledger.apply_report(done(again), 0.0).released == tuple(BLOCKS[:1])

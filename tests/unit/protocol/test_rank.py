@@ -186,6 +186,20 @@ def test_reported_jobs_are_remembered_the_oldest_are_forgotten(monkeypatch):
     assert rank.is_open(1)
 
 
+def test_a_late_result_of_a_job_that_is_forgotten_is_refused_and_changes_nothing(monkeypatch):
+    """A rank remembers 4,096 reported jobs; of older ones it cannot say more than this."""
+    assert rank_module.RETIRED_REMEMBERED == 4096
+    monkeypatch.setattr(rank_module, "RETIRED_REMEMBERED", 1)
+    rank = make_rank(1, 2, running=True)
+    rank.give_up(1)
+    assert rank.finish(1, Result.DONE) is False
+    rank.give_up(2)
+    before = rank.snapshot(), rank.view()
+    with pytest.raises(ProtocolError, match="or ended long ago"):
+        rank.finish(1, Result.DONE)
+    assert (rank.snapshot(), rank.view()) == before
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_any_input_is_accepted_or_refused_without_change_and_each_job_reports_once(seed):
     rng = random.Random(seed)

@@ -41,3 +41,15 @@ def test_a_copy_that_ends_after_the_deadline_counts(running_load):
 def test_a_load_that_writes_nothing_yet_is_given_up_at_the_deadline(running_load):
     assert not running_load.wait_over(1, timeout_s=0.01, copy_timeout_s=30)
     assert not running_load.proceed(1)
+
+
+def test_an_ended_quarantine_is_not_taken_for_a_call_that_is_stuck():
+    now = [0.0]
+    desk = Desk(RankLedger(rank=0, stuck_after_s=10, quarantine_s=10), clock=lambda: now[0])
+    for job_id in (1, 2):
+        desk.accept(Job(job_id=job_id, kind=Kind.STORE, generation=1, block_ids=(4,), hashes=(b"h",)))
+        desk.next_job(Kind.STORE, lambda: False)
+    assert desk.quarantine(1, (0,))
+    now[0] = 10.0
+    assert desk.expire() == [2]
+    assert sorted(report.job_id for report in desk.take_reports()) == [1, 2]
