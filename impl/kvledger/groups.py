@@ -74,13 +74,6 @@ def plan_groups(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> 
             "(FullAttentionSpec, MLAAttentionSpec, SinkFullAttentionSpec); serve this model without it, or try "
             "--disable-hybrid-kv-cache-manager for sliding-window models",
         )
-    if not vllm_config.cache_config.enable_prefix_caching:
-        raise ConfigError(
-            field="enable_prefix_caching",
-            value=False,
-            remedy="vLLM reuses no KV, as it was told or because this model does not allow it, so none may come from a "
-            "store; start vLLM without --no-enable-prefix-caching, or without kvledger",
-        )
     parallel = vllm_config.parallel_config
     for name in ("pipeline_parallel_size", "prefill_context_parallel_size", "decode_context_parallel_size"):
         if getattr(parallel, name, 1) > 1:

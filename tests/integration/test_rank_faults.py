@@ -277,7 +277,8 @@ class Broken:
 
 def transfer(rank: Rank, kind: Kind):
     """The transfer that a lane runs."""
-    return next(c.cell_contents for c in rank.side._lanes[kind]._run.__closure__ if hasattr(c.cell_contents, "run"))
+    cells = rank.side._lanes[kind]._run.__closure__ or ()
+    return next(c.cell_contents for c in cells if hasattr(c.cell_contents, "run"))
 
 
 def store_fault(**fault) -> Callable[[Rank], None]:

@@ -279,7 +279,7 @@ IN_TREE_FILE = {
     "tenant_id": "team",
     "local_hostname": "10.0.0.9",
 }
-WITHOUT_MEANING = {
+WITHOUT_MEANING: dict[str, list[object]] = {
     "lookup_rpc_port": [0, 7, "7"],
     "custom_mem_pool": [None, "NVLINK", "BAREX"],
     "enable_group_semantics": ["False", "True", True],

@@ -36,7 +36,6 @@ def make_plan(
     specs: Sequence[KVCacheSpec] = (FULL,),
     max_model_len: int = 100,
     hash_block_size: int | None = None,
-    prefix_caching: bool = True,
     transfer: bool = True,
     **parallel: int,
 ) -> GroupPlan:
@@ -48,7 +47,6 @@ def make_plan(
     config = SimpleNamespace(
         parallel_config=ParallelConfig(**parallel),
         model_config=SimpleNamespace(max_model_len=max_model_len),
-        cache_config=SimpleNamespace(enable_prefix_caching=prefix_caching),
     )
     return plan_groups(config, cache)
 
@@ -108,7 +106,6 @@ def test_a_block_is_named_by_its_last_hash(hash_block_size, per_block):
         ),
         ({"specs": [UNIFORM]}, "model", ["UniformTypeKVCacheSpecs"], "FullAttentionSpec, MLAAttentionSpec"),
         ({"transfer": False}, "model", ["FullAttentionSpec"], "that vLLM itself reuses"),
-        ({"prefix_caching": False}, "enable_prefix_caching", False, "without --no-enable-prefix-caching"),
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size", 2, "use tensor parallelism"),
         ({"prefill_context_parallel_size": 3}, "prefill_context_parallel_size", 3, "use tensor parallelism"),
         (

@@ -14,6 +14,9 @@ TELLS = ("logger.", "self._faults.")
 HONEST = {
     "config_values.py:_number_value OverflowError": "infinite: the bounds that follow refuse it",
     "config_values.py:_number_value ValueError": "the raise after it says it",
+    "identity/weights.py:_regions (ValueError, KeyError, TypeError, AttributeError, struct.error, zipfile.BadZipFile)": (
+        "nothing is lost: the whole file counts"
+    ),
     "mooncake/client.py:installed_version importlib.metadata.PackageNotFoundError": "tries the next name",
     "mooncake/client.py:master_answers OSError": "a question; its askers log a no",
     "mooncake/codes.py:describe ValueError": "the text says that the code is unknown",
@@ -44,8 +47,8 @@ def handlers(tree: ast.AST, inside: str = "") -> Iterator[tuple[str, ast.ExceptH
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.ExceptHandler):
             yield inside, node
-        named = isinstance(node, ast.FunctionDef | ast.ClassDef)
-        yield from handlers(node, f"{inside}.{node.name}".lstrip(".") if named else inside)
+        name = f"{inside}.{node.name}".lstrip(".") if isinstance(node, ast.FunctionDef | ast.ClassDef) else inside
+        yield from handlers(node, name)
 
 
 def tells(handler: ast.ExceptHandler) -> bool:

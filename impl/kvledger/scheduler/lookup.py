@@ -190,6 +190,8 @@ class LookupService:
             if good < len(chunk):
                 lookup.missed = chunk[good]
                 break
+        if lookup.done.is_set():
+            return  # past its deadline, a failure already: a store that always answers late must not close the breaker
         if lookup.failed:
             self.counters.failed += 1
             self._failure()

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from tests.support.engine import LAYERS, TINY_MODEL
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
@@ -16,9 +15,11 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from kvledger.config import load_settings
 from kvledger.groups import plan_groups
 from kvledger.namespace import namespace_facts
+from kvledger_conformance.engine.compat import TINY_MODEL
+from kvledger_conformance.engine.oracle import LAYERS
 
 COMMIT_A, COMMIT_B = "a" * 40, "b" * 40
-Change = Callable[[VllmConfig, KVCacheConfig], None]
+Change = Callable[[VllmConfig, KVCacheConfig], object]
 
 
 def tensors(count: int = 12, seed: int = 0) -> dict[str, torch.Tensor]:

@@ -25,11 +25,11 @@ def names(adapters: Adapters, lora: LoRARequest | None, plan: GroupPlan = PLAN) 
     return BlockNames(plan, adapters).of(request)
 
 
-def lora(folder: Path, name: str = "style", **fields: object) -> LoRARequest:
+def lora(folder: Path, name: str = "style", **fields: Any) -> LoRARequest:
     return LoRARequest(name, 1, str(folder), **fields)
 
 
-def named_by_a_new_engine(folder: Path, **fields: object) -> list[bytes]:
+def named_by_a_new_engine(folder: Path, **fields: Any) -> list[bytes]:
     found = names(Adapters(), lora(folder, **fields))
     assert found is not None
     return list(found)
@@ -40,7 +40,7 @@ def test_without_an_adapter_the_names_are_the_block_hashes() -> None:
 
 
 @pytest.mark.parametrize("change", [{"scale": 1.5}, {"alpha": 32}], ids=["weights", "scaling"])
-def test_same_name_and_path_other_adapter(change: dict[str, float], tmp_path: Path) -> None:
+def test_same_name_and_path_other_adapter(change: dict[str, Any], tmp_path: Path) -> None:
     before = named_by_a_new_engine(make_adapter(tmp_path / "a"))
     assert not set(before) & set(named_by_a_new_engine(make_adapter(tmp_path / "a", **change)))
     assert not set(before) & set(HASHES)

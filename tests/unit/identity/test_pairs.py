@@ -286,7 +286,7 @@ def shards_written_by_a_loader(tmp, _):
 @other_bytes("weights")
 def what_a_loader_is_told_to_read(tmp, _):
     m, file = make_model(tmp / "m"), tmp / "served.tensors"
-    told = {"load_format": "tensorizer", "model_loader_extra_config": {"tensorizer_uri": str(file)}}
+    told: dict[str, Any] = {"load_format": "tensorizer", "model_loader_extra_config": {"tensorizer_uri": str(file)}}
     save_bytes(file, 0)
     before = engine_facts(m, **told)
     save_bytes(file, 1)
@@ -479,7 +479,7 @@ def snapshots_of_two_hosts(tmp, _):
 @same_bytes
 def irrelevant_settings(tmp, _):
     m = make_model(tmp / "m")
-    others = {
+    others: dict[str, Any] = {
         "max_num_seqs": 7,
         "max_num_batched_tokens": 777,
         "served_model_name": "other",

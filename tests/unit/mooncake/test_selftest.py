@@ -2,12 +2,14 @@
 
 import ctypes
 import threading
+from typing import Any, cast
 
 import pytest
 
 from kvledger.errors import StoreError
 from kvledger.keys import KeySpace
 from kvledger.mooncake import selftest
+from kvledger.mooncake.client import StoreClient
 from kvledger.mooncake.selftest import self_test
 
 KEYS = KeySpace(namespace="ns", cache_prefix="mine")
@@ -16,7 +18,7 @@ KEYS = KeySpace(namespace="ns", cache_prefix="mine")
 class Store:
     """A store client in memory. `answers` says what a call answers instead, once per entry."""
 
-    def __init__(self, **answers) -> None:
+    def __init__(self, **answers: Any) -> None:
         self.objects: dict[str, bytes] = {}
         self.keys: list[str] = []
         self.registered: dict[int, int] = {}
@@ -62,7 +64,7 @@ class Store:
 
 def test_a_store_that_works_passes_and_nothing_is_left_behind():
     store = Store()
-    self_test(store, KEYS)
+    self_test(cast(StoreClient, store), KEYS)
     assert store.keys[0].startswith(KEYS.prefix())
     assert (store.objects, store.registered) == ({}, {})
 
@@ -71,7 +73,6 @@ def test_a_store_that_works_passes_and_nothing_is_left_behind():
     ("answers", "step", "code", "says"),
     [
         ({"put": [[-101]]}, "put", -101, "no process gives the store memory"),
-        ({"put": [[-200]] * 100}, "put", -200, "full and evicts nothing"),
         ({"put": [[-800]]}, "put", -800, "MC_USE_IPV6"),
         ({"put": [[-900]]}, "put", -900, "master_server_address"),
         ({"put": [[-54_321]]}, "put", -54_321, "logs of the master"),
@@ -90,19 +91,28 @@ def test_a_store_that_does_not_is_named_with_step_code_and_remedy(monkeypatch, a
     monkeypatch.setattr(selftest, "RETRY_PAUSE_S", 0.01)
     store = Store(**answers)
     with pytest.raises(StoreError, match=says) as caught:
-        self_test(store, KEYS)
+        self_test(cast(StoreClient, store), KEYS)
     assert (caught.value.operation, caught.value.code) == (f"self-test ({step})", code)
+    assert (store.objects, store.registered) == ({}, {})
+
+
+def test_a_store_that_stays_full_is_warned_of_and_no_more(monkeypatch, caplog):
+    monkeypatch.setattr(selftest, "RETRY_FOR_S", 0.05)
+    monkeypatch.setattr(selftest, "RETRY_PAUSE_S", 0.01)
+    store = Store(put=[[-200]] * 100)
+    self_test(cast(StoreClient, store), KEYS)
+    assert "full and evicts nothing" in caplog.text
     assert (store.objects, store.registered) == ({}, {})
 
 
 def test_a_store_that_has_space_after_it_has_evicted_passes(monkeypatch):
     monkeypatch.setattr(selftest, "RETRY_PAUSE_S", 0.0)
-    self_test(Store(put=[[-200], [-200]]), KEYS)
+    self_test(cast(StoreClient, Store(put=[[-200], [-200]])), KEYS)
 
 
 def test_a_call_that_does_not_end_is_an_error_in_time():
     store = Store()
     store.gate.clear()
     with pytest.raises(StoreError, match=r"self-test \(put\).*no answer within 0\.05 s.*MC_USE_IPV6"):
-        self_test(store, KEYS, timeout_s=0.05)
+        self_test(cast(StoreClient, store), KEYS, timeout_s=0.05)
     store.gate.set()

@@ -239,7 +239,7 @@ def test_blocks_that_are_forgotten_as_known_are_stored_again_and_nothing_else_ch
     assert ledger_module.KNOWN_HASHES == 131_072
     ledger = make_ledger("a", "b")
     ledger._known._capacity = 2
-    ledger.apply_report(done(store(ledger, "a", 3)), 0.0)
+    settle(ledger, done(store(ledger, "a", 3)))
     again = store(ledger, "b", 3)
     assert again.hashes == tuple(HASHES[:1])
-    assert ledger.apply_report(done(again), 0.0).released == tuple(BLOCKS[:1])
+    assert settle(ledger, done(again)).released == tuple(BLOCKS[:1])
