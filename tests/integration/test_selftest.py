@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import pytest
 
 from kvledger.config import load_settings
-from kvledger.errors import StoreError
 from kvledger.mooncake import daemon, selftest
 from kvledger.mooncake.client import MooncakeClient
 from kvledger.mooncake.embedded import list_keys
@@ -33,10 +32,10 @@ def bare_master() -> Iterator[str]:
     daemon._end_master(master)
 
 
-def test_a_store_without_any_memory_is_refused_with_the_remedy(bare_master, keys, monkeypatch):
+def test_a_store_without_any_memory_is_told_with_the_remedy(bare_master, keys, monkeypatch, caplog):
+    """Mooncake answers it as it answers for a full store, which must not keep an engine from starting."""
     monkeypatch.setattr(selftest, "RETRY_FOR_S", 1.0)
     client = connect(bare_master)
-    with pytest.raises(StoreError, match="start a memory owner, or set global_segment_size") as caught:
-        self_test(client, keys)
+    self_test(client, keys)
     client.close(5.0)
-    assert caught.value.operation == "self-test (put)"
+    assert "start a memory owner, or set global_segment_size" in caplog.text

@@ -14,10 +14,12 @@ TELLS = ("logger.", "self._faults.")
 HONEST = {
     "config_values.py:_number_value OverflowError": "infinite: the bounds that follow refuse it",
     "config_values.py:_number_value ValueError": "the raise after it says it",
+    "identity/model.py:_release importlib.metadata.PackageNotFoundError": "tries the next name",
     "identity/weights.py:_regions (ValueError, KeyError, TypeError, AttributeError, struct.error, zipfile.BadZipFile)": (
         "nothing is lost: the whole file counts"
     ),
-    "mooncake/client.py:installed_version importlib.metadata.PackageNotFoundError": "tries the next name",
+    "mooncake/client.py:installed_distribution importlib.metadata.PackageNotFoundError": "tries the next name",
+    "mooncake/client.py:_check_registry OSError": "gathered for the raise after it",
     "mooncake/client.py:master_answers OSError": "a question; its askers log a no",
     "mooncake/codes.py:describe ValueError": "the text says that the code is unknown",
     "mooncake/daemon.py:_Daemon._accept_all BlockingIOError": "nobody left to accept",

@@ -91,7 +91,7 @@ CACHE = KVCacheConfig(
 def multi_connector(monkeypatch, **fields) -> MultiConnector:
     """vLLM's real MultiConnector with kvledger as its child, built as a worker builds it; `fields` of the outer
     KVTransferConfig."""
-    monkeypatch.setattr(kvledger.connector, "get_tensor_model_parallel_rank", lambda: 0)
+    monkeypatch.setattr(kvledger.connector, "get_tensor_model_parallel_rank", lambda: 1)  # rank 0 tests its store
     child = {
         "kv_connector": "Ranked",
         "kv_connector_module_path": __name__,

@@ -5,6 +5,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from vllm.lora.request import LoRARequest

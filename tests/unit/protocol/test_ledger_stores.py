@@ -16,6 +16,7 @@ from tests.support.ledgers import (
     load,
     make_ledger,
     nothing_to_store,
+    settle,
     store,
 )
 

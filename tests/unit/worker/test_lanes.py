@@ -66,7 +66,8 @@ def test_a_job_that_raises_outside_its_own_guard_ends_and_the_lane_goes_on(owner
 
 
 def test_a_lane_that_cannot_be_prepared_is_not_alive_and_over_after_a_few_attempts(owner):
-    owner.prepare = lambda: [][0]
+    empty: dict[str, object] = {}
+    owner.prepare = lambda: empty["x"]
     assert not owner.lane.start()
     for _ in range(lanes.RESTARTS + 1):
         assert owner.heard.acquire(timeout=BOUND_S)
