@@ -78,14 +78,25 @@ def test_a_byte_anywhere_in_a_torch_archive_is_seen_by_its_checksum(tmp_path: Pa
     assert weights_digest([one]) != weights_digest([other])
 
 
+def counted_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes of the reads from now on."""
+    reads: list[int] = []
+    pread = os.pread
+
+    def counted(fd: int, size: int, offset: int) -> bytes:
+        reads.append(size)
+        return pread(fd, size, offset)
+
+    monkeypatch.setattr(os, "pread", counted)
+    return reads
+
+
 @pytest.mark.usefixtures("sampled")
 def test_the_number_of_samples_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights, "MAX_SAMPLES", 100)
     file = tmp_path / "model.safetensors"
     save_file({f"w{i}": torch.zeros(512 * 1024) for i in range(20)}, file)
-    reads: list[int] = []
-    pread = os.pread
-    monkeypatch.setattr(os, "pread", lambda *a: (reads.append(1), pread(*a))[1])
+    reads = counted_reads(monkeypatch)
     weights_digest([file])
     assert 60 <= len(reads) <= 100
 
@@ -107,9 +118,7 @@ def test_a_kept_digest_is_used_until_a_file_changes(
     file = tmp_path / "model.safetensors"
     save_tensors(file, 0)
     first = weights_digest([file], full=True)
-    reads: list[int] = []
-    pread = os.pread
-    monkeypatch.setattr(os, "pread", lambda *a: (reads.append(1), pread(*a))[1])
+    reads = counted_reads(monkeypatch)
     assert weights_digest([file], full=True) == first
     assert not reads
     save_tensors(file, 1)
