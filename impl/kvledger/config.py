@@ -243,7 +243,11 @@ class Settings:
         config_values.optional(config_values.count(at_least=1)),
         "most requests that load at the same time; not set: no limit",
     )
-    shutdown_timeout_s: float = _setting(10.0, config_values.number(above=0), "longest wait for transfers at shutdown; less if vLLM grants its workers less")
+    shutdown_timeout_s: float = _setting(
+        10.0,
+        config_values.number(above=0),
+        "longest wait for transfers at shutdown; less if vLLM grants its workers less",
+    )
     embedded_linger_s: float = _setting(
         30.0, config_values.number(), "how long the embedded store outlives the last engine that uses it"
     )
