@@ -99,7 +99,6 @@ def short_list_believed() -> Iterator[Swap]:
         return [*(answer or ()), *[success[operation]] * keys][:keys]
 
     yield mooncake_client, "_one_per_key", padded
-    yield transfer_module, "_whole", lambda a, _k: a
 
 
 # -- loads ------------------------------------------------------------------
