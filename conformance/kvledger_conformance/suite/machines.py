@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, Verbosity, settings
@@ -40,17 +40,23 @@ RANKS = st.integers(0, 1)
 OPERATIONS = st.sampled_from(["put", "get"])
 PHASES = st.sampled_from(["before", "during", "after"])
 CODES = st.sampled_from([-200, -600, -704, -707, -900, -1])
-
-
+CALLS = st.sampled_from(["put", "get", "exists"])
+ODD = st.sampled_from(["raise", "raise_after", "short", "long", "none"])
+POSITIONS = st.none() | st.integers(0, 2)
 FIRST = st.lists(st.tuples(NAMES, PROMPTS, TOKENS, st.integers(0, 3), st.booleans()), min_size=1, max_size=3)
 
-
-Rule = TypeVar("Rule", bound=Callable[..., None])
-
-
-def when(fact: str) -> Callable[[Rule], Rule]:
-    """A rule that only makes sense while a fact of `Machine.facts` holds."""
-    return precondition(lambda self: self.facts(fact))
+FACTS: dict[str, Callable[[Engine], Any]] = {
+    "always": lambda _engine: True,
+    "work": lambda engine: engine.busy,
+    "idle": lambda engine: not engine.busy,
+    "runs": lambda engine: engine.scheduler.running and not engine.starve,
+    "gates": lambda engine: engine.world.gates,
+    "faults": lambda engine: engine.world.faults,
+    "few faults": lambda engine: len(engine.world.faults) < 3,
+    "late": lambda engine: engine.world.late(),
+    "stored": lambda engine: engine.world.objects,
+}
+"""What rules depend on, so that Hypothesis does not spend its choices on actions that do not exist."""
 
 
 @dataclass
@@ -96,28 +102,9 @@ class Machine(RuleBasedStateMachine):
             if forget:
                 self.act("forget")
 
-    def facts(self, fact: str) -> bool:
-        """What rules depend on, so that Hypothesis does not spend its choices on actions that do not exist."""
-        if self._driver is None:
-            return False
-        engine, world = self._driver.engine, self._driver.world
-        if fact == "work":
-            return engine.busy
-        if fact == "idle":
-            return not engine.busy
-        if fact == "runs":
-            return bool(engine.scheduler.running) and not engine.starve
-        if fact == "gates":
-            return bool(world.gates)
-        if fact == "faults":
-            return bool(world.faults)
-        if fact == "few faults":
-            return len(world.faults) < 3
-        if fact == "late":
-            return bool(world.late())
-        if fact == "stored":
-            return bool(world.objects)
-        raise KeyError(fact)
+    def knows(self, fact: str) -> bool:
+        """Whether one of `FACTS` holds now."""
+        return self._driver is not None and bool(FACTS[fact](self._driver.engine))
 
     def act(self, action: str, **arguments: Any) -> None:
         """Perform an action; one that does not exist now is left out."""
@@ -159,6 +146,24 @@ class Machine(RuleBasedStateMachine):
         self.tally.seen.update(name for name, true in facts.items() if true)
 
 
+class Act:
+    """A rule that performs an action while a fact holds; of its arguments, those that are strategies are drawn."""
+
+    def __init__(self, action: str, when: str = "always", **arguments: Any) -> None:
+        self.action, self.when, self.arguments = action, when, arguments
+
+    def __set_name__(self, owner: type["Machine"], name: str) -> None:
+        """Put the rule into the machine, under the name by which Hypothesis sorts and tells it."""
+
+        def perform(machine: Machine, **drawn: Any) -> None:
+            machine.act(self.action, **{**self.arguments, **drawn})
+
+        perform.__name__ = name
+        drawn = {key: value for key, value in self.arguments.items() if isinstance(value, st.SearchStrategy)}
+        made = rule(**drawn)(perform)  # type: ignore[call-overload]  # mypy thinks `targets` may be among them
+        setattr(owner, name, precondition(lambda machine: machine.knows(self.when))(made))
+
+
 class Requests(Machine):
     """Arrivals, steps, preemption: in every machine."""
 
@@ -166,141 +171,55 @@ class Requests(Machine):
     def add(self, name: str, prompt: tuple[str, int], tokens: int, stop: int) -> None:
         self.act("add", name=name, blocks=prompt[0], tail=prompt[1], tokens=tokens, stop=stop)
 
-    @when("work")
-    @rule(pace=PACES, lag=LAGS)
-    def step(self, pace: str, lag: str) -> None:
-        self.act("step", pace=pace, lag=lag)
-
-    @when("work")
-    @rule()
-    def plain_step(self) -> None:
-        self.act("step")
-
-    @when("work")
-    @rule(count=st.integers(2, 6))
-    def steps(self, count: int) -> None:
-        self.act("steps", count=count)
-
-    @when("stored")
-    @rule()
-    def forget(self) -> None:
-        self.act("forget")
-
-    @when("runs")
-    @rule()
-    def preempt(self) -> None:
-        self.act("preempt")
+    step = Act("step", "work", pace=PACES, lag=LAGS)
+    plain_step = Act("step", "work")
+    steps = Act("steps", "work", count=st.integers(2, 6))
+    forget = Act("forget", "stored")
+    preempt = Act("preempt", "runs")
 
 
 class Stores(Requests):
     """Preemption, reuse and id reuse while stores are held: the road to #52360 and #51637."""
 
-    @rule(rank=RANKS, phase=PHASES)
-    def hold_put(self, rank: int, phase: str) -> None:
-        self.act("hold", rank=rank, operation="put", phase=phase)
-
-    @when("gates")
-    @rule(rank=RANKS)
-    def open_put(self, rank: int) -> None:
-        self.act("open", rank=rank, operation="put")
-
-    @when("work")
-    @rule(name=NAMES, during=st.booleans())
-    def abort(self, name: str, during: bool) -> None:
-        self.act("abort", name=name, during=during)
+    hold_put = Act("hold", rank=RANKS, operation="put", phase=PHASES)
+    open_put = Act("open", "gates", rank=RANKS, operation="put")
+    abort = Act("abort", "work", name=NAMES, during=st.booleans())
 
 
 class Loads(Requests):
     """Hits, held loads, aborted loads, failed loads, evictions."""
 
     warm = True
-
-    @rule(rank=RANKS, phase=PHASES)
-    def hold_get(self, rank: int, phase: str) -> None:
-        self.act("hold", rank=rank, operation="get", phase=phase)
-
-    @when("gates")
-    @rule(rank=RANKS)
-    def open_get(self, rank: int) -> None:
-        self.act("open", rank=rank, operation="get")
-
-    @when("work")
-    @rule(name=NAMES, during=st.booleans())
-    def abort(self, name: str, during: bool) -> None:
-        self.act("abort", name=name, during=during)
-
-    @when("stored")
-    @rule(index=st.integers(0, 40), all_ranks=st.booleans())
-    def evict(self, index: int, all_ranks: bool) -> None:
-        self.act("evict", index=index, all_ranks=all_ranks)
-
-    @when("few faults")
-    @rule(rank=RANKS, position=st.none() | st.integers(0, 2), code=CODES)
-    def fail_get(self, rank: int, position: int | None, code: int) -> None:
-        self.act("fault", operation="get", kind="code", rank=rank, code=code, position=position)
+    hold_get = Act("hold", rank=RANKS, operation="get", phase=PHASES)
+    open_get = Act("open", "gates", rank=RANKS, operation="get")
+    abort = Act("abort", "work", name=NAMES, during=st.booleans())
+    evict = Act("evict", "stored", index=st.integers(0, 40), all_ranks=st.booleans())
+    fail_get = Act("fault", "few faults", operation="get", kind="code", rank=RANKS, code=CODES, position=POSITIONS)
 
 
 class Faults(Requests):
     """Everything that a store can answer wrongly."""
 
-    @when("few faults")
-    @rule(
-        operation=st.sampled_from(["put", "get", "exists"]),
-        kind=st.sampled_from(["raise", "raise_after", "short", "long", "none"]),
-        rank=st.none() | RANKS,
-        times=st.integers(1, 2),
-    )
-    def odd(self, operation: str, kind: str, rank: int | None, times: int) -> None:
-        self.act("fault", operation=operation, kind=kind, rank=rank, times=times)
-
-    @when("few faults")
-    @rule(operation=st.sampled_from(["put", "get", "exists"]), code=CODES, position=st.none() | st.integers(0, 2))
-    def refuse(self, operation: str, code: int, position: int | None) -> None:
-        self.act("fault", operation=operation, kind="code", code=code, position=position, times=2)
-
-    @when("faults")
-    @rule()
-    def heal(self) -> None:
-        self.act("heal")
+    odd = Act("fault", "few faults", operation=CALLS, kind=ODD, rank=st.none() | RANKS, times=st.integers(1, 2))
+    refuse = Act("fault", "few faults", operation=CALLS, kind="code", code=CODES, position=POSITIONS, times=2)
+    heal = Act("heal", "faults")
 
 
 class Late(Requests):
     """Calls that give up while their bytes still move."""
 
     warm = True
-
-    @when("few faults")
-    @rule(operation=OPERATIONS, rank=RANKS)
-    def give_up(self, operation: str, rank: int) -> None:
-        self.act("fault", operation=operation, kind="late", rank=rank)
-
-    @when("late")
-    @rule()
-    def land(self) -> None:
-        self.act("land")
+    give_up = Act("fault", "few faults", operation=OPERATIONS, kind="late", rank=RANKS)
+    land = Act("land", "late")
 
 
 class Resets(Requests):
     """Cache resets with and without running requests, and new weights."""
 
-    @when("stored")
-    @rule(running=st.booleans())
-    def reset(self, running: bool) -> None:
-        self.act("reset", running=running)
-
-    @when("idle")
-    @rule()
-    def new_weights(self) -> None:
-        self.act("new_weights")
-
-    @rule(rank=RANKS)
-    def hold_put(self, rank: int) -> None:
-        self.act("hold", rank=rank, operation="put")
-
-    @when("gates")
-    @rule(rank=RANKS)
-    def open_put(self, rank: int) -> None:
-        self.act("open", rank=rank, operation="put")
+    reset = Act("reset", "stored", running=st.booleans())
+    new_weights = Act("new_weights", "idle")
+    hold_put = Act("hold", rank=RANKS, operation="put")
+    open_put = Act("open", "gates", rank=RANKS, operation="put")
 
 
 class Everything(Stores, Loads, Faults, Late, Resets):
