@@ -44,7 +44,7 @@ def tours(arguments: argparse.Namespace) -> int:
 def twins(arguments: argparse.Namespace) -> int:
     """Every historic bug, put into kvledger: is it found?"""
     loading.target_for("kvledger", None)
-    rows = table.run_all(say=_say)
+    rows = table.run_all(_say)
     if arguments.json:
         arguments.json.write_text(json.dumps({"twins": rows}, indent=1) + "\n")
     return status(all(r["killed"] for r in rows))

@@ -56,6 +56,19 @@ def release_on_timeout() -> Iterator[Swap]:
 RANK_PATCHES["late-get-after-report"] = RANK_PATCHES["release-on-timeout"]
 
 
+@named_patch(RANK_PATCHES, "over-when-the-call-gives-up")
+def over_when_the_call_gives_up() -> Iterator[Swap]:
+    """A job counts as over as soon as its call gives up, whatever its bytes do."""
+    expire = RankLedger.expire
+
+    def expire_now(self: RankLedger, now: float) -> list[int]:
+        for entry in self._jobs.values():
+            entry.until = now
+        return expire(self, now)
+
+    yield RankLedger, "expire", expire_now
+
+
 @named_patch(RANK_PATCHES, "slot-not-quarantined")
 def slot_not_quarantined() -> Iterator[Swap]:
     """A staging slot goes back although a late transfer may still touch it."""
