@@ -13,39 +13,31 @@ from kvledger_conformance.store.world import World
 
 
 def build_engine(
+    kind: type[Engine],
     shape: compat.Shape,
     world: World,
     clock: VirtualClock,
-    make_connector: Callable[[KVConnectorRole, int], Any],
-    make_scheduler: Callable[[], Any],
-    note: Callable[[str], None],
-    kind: type[Engine] = Engine,
+    connector_class: Any,
+    config: Callable[..., Any],
 ) -> Engine:
-    """Ranks first, then the scheduler, as vLLM builds them."""
+    """An engine of class `kind`; `config` makes the vLLM configuration of a rank."""
     ranks: list[Rank] = []
     try:
         for index in range(shape.ranks):
             world.building = f"rank{index}"
             with compat.as_rank(index, shape.ranks), compat.cpu_worker():
-                connector = make_connector(KVConnectorRole.WORKER, index)
+                cache = compat.make_cache_config(shape)
+                connector = connector_class(config(rank=index), KVConnectorRole.WORKER, cache)
                 ranks.append(Rank.build(index, connector, shape.num_blocks, shape.block_size))
         world.building = "lookup"
         with compat.as_rank(0, shape.ranks):
-            scheduler = make_scheduler()
+            scheduler = compat.make_scheduler(shape, config())
     except BaseException:
         for rank in ranks:
             rank.connector.shutdown()
         raise
-    engine = kind(
-        shape=shape,
-        world=world,
-        clock=clock,
-        scheduler=scheduler,
-        ranks=ranks,
-        aggregator=KVOutputAggregator.from_connector(scheduler.connector, shape.ranks),
-        hasher=compat.make_hasher(shape.block_size),
-        note=note,
-    )
+    aggregator = KVOutputAggregator.from_connector(scheduler.connector, shape.ranks)
+    engine = kind(shape, world, clock, scheduler, ranks, aggregator, compat.make_hasher(shape.block_size))
     if shape.depth > 1:
         from kvledger_conformance.engine.core import AsyncCore, Workers
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -175,13 +176,8 @@ def make_hasher(block_size: int) -> Callable[[Any], list[Any]]:
 @contextlib.contextmanager
 def cpu_worker(compute: stream.Stream | None = None) -> Iterator[None]:
     """What a worker process looks like to a connector; events recorded inside are of this stream."""
-    before = torch.cuda.Event
-    torch.cuda.Event = stream.Event
-    try:
-        with stream.on(compute):
-            yield
-    finally:
-        torch.cuda.Event = before
+    with mock.patch.object(torch.cuda, "Event", stream.Event), stream.on(compute):
+        yield
 
 
 @contextlib.contextmanager
@@ -195,14 +191,8 @@ def as_rank(rank: int, ranks: int) -> Iterator[None]:
         )  # fmt: skip
 
     names = {"_TP": group(rank, ranks), "_PP": group(0, 1), "_DCP": group(0, 1), "_PCP": group(0, 1)}
-    before = {n: getattr(parallel_state, n, None) for n in names}
-    for name, value in names.items():
-        setattr(parallel_state, name, value)
-    try:
+    with mock.patch.multiple(parallel_state, create=True, **names):
         yield
-    finally:
-        for name, value in before.items():
-            setattr(parallel_state, name, value)
 
 
 def metadata_for(output: SchedulerOutput, ranks: int) -> Any:

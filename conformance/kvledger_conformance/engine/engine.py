@@ -6,7 +6,6 @@ steps or where a step says so, so a run is a function of its script although the
 store they move when they like: nobody joins the engine's `world` then, and `rest` waits for nothing.
 """
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +20,7 @@ from kvledger_conformance.engine.memory import Rank
 from kvledger_conformance.engine.watch import settle
 from kvledger_conformance.store.transfer import Transfer
 from kvledger_conformance.store.world import World
-from kvledger_conformance.suite.properties import Impossible, Violation
+from kvledger_conformance.suite.properties import Violation, require
 
 
 class ForwardFailedError(RuntimeError):
@@ -57,7 +56,8 @@ class Engine:
     ranks: list[Rank]
     aggregator: KVOutputAggregator
     hasher: Callable[[Request], list[Any]]
-    note: Callable[[str], None]
+    note: Callable[[str], None] = lambda _text: None
+    """Hears what happens, in words."""
     requests: dict[str, Request] = field(default_factory=dict)
     ended: list[tuple[str, Request]] = field(default_factory=list)
     names: dict[bytes, tuple[int, ...]] = field(default_factory=dict)
@@ -67,7 +67,6 @@ class Engine:
     found: list[Violation] = field(default_factory=list)
     accepted: list[Request] = field(default_factory=list)
     past: frozenset[str] = frozenset()
-    passed: dict[str, str] = field(default_factory=dict)
     rest: Callable[[], None] = settle
     """Wait until no thread of the connector has anything left to do."""
     refine: Callable[["Engine"], None] | None = None
@@ -84,6 +83,7 @@ class Engine:
     flights: list[Flight] = field(default_factory=list)
     """Steps whose results core has not seen, oldest first."""
     guesses: dict[int, dict[int, int]] = field(default_factory=dict)
+    """Sampled tokens by request object and position, known to the ranks before core hears of them."""
     writes_to_free: bool = False
     """Whether a forward wrote into a block that was free by then: only with two steps in flight."""
     aborting: list[str] = field(default_factory=list)
@@ -100,7 +100,6 @@ class Engine:
         self._watch_pool()
         self._watch_allocation()
         self._watch_admission()
-        self._lock = threading.Lock()
 
     @property
     def connector(self) -> Any:
@@ -164,20 +163,17 @@ class Engine:
 
         self.connector.update_state_after_alloc = update_state_after_alloc
 
-    def breach(self, violation: Violation) -> None:
+    def breach(self, name: str, what: str) -> None:
         """A property is broken: raise, unless this run looks past that property for what lies behind it."""
-        if violation.name not in self.past:
-            raise violation
-        self.passed.setdefault(violation.name, violation.what)
+        if name not in self.past:
+            raise Violation(name, what)
 
     # -- watching transfers (called from the connector's threads) ----------
 
     def _report(self, name: str, what: str) -> None:
-        with self._lock:
-            if name in self.past:
-                self.passed.setdefault(name, what)
-            else:
-                self.found.append(Violation(name, what))
+        """As `breach`, but raised by the next `check`: not in the connector's thread."""
+        if name not in self.past:
+            self.found.append(Violation(name, what))
 
     def _transfer_begins(self, transfer: Transfer) -> None:
         index = self.rank_of(transfer.client)
@@ -366,23 +362,14 @@ class Engine:
             self.ranks[0].stream.run_to(flight.marks[0])
         tables = [b for work in flight.works for b in work.table[work.start // self.shape.block_size :]]
         self.writes_to_free = self.writes_to_free or any(not self.pool.blocks[b].ref_cnt for b in tables)
-        self._forward(rank).run(flight, self.weights)
-
-    def _forward(self, rank: Rank) -> Forward:
-        def moving() -> list[Transfer]:
-            return [t for t in self.world.moving() if self.rank_of(t.client) == rank.index]
-
-        def loaded(request: Request) -> bool:
-            return self.attempts.get(id(request), 0) > 0
-
-        return Forward(rank, self.shape.block_size, moving, self.breach, loaded, self.guesses)
+        Forward(self, rank).run(flight)
 
     def _note_load_reports(self, rank: Rank, transfers: Any) -> None:
         for request_id in transfers.finished_recving or ():
             watch = self.loads.get(request_id)
             if watch is None or rank.index not in watch.waiting:
                 what = f"rank {rank.index} reports a load of {request_id} unasked"
-                self.breach(Violation("one-completion-per-load", what))
+                self.breach("one-completion-per-load", what)
                 continue
             watch.waiting.discard(rank.index)
             self.note(f"rank {rank.index}: load of {request_id} reported")
@@ -397,7 +384,7 @@ class Engine:
         told = invalid if getattr(flight.output, "has_sync_kv_loads", False) else set()
         for suspect in flight.suspects:
             if not suspect.blocks & told and self._is_delivered(suspect.request):
-                self.breach(suspect.violation)
+                self.breach(*suspect.breach)
         for request_id in (transfers.finished_recving or ()) if transfers is not None else ():
             self.loads.pop(request_id, None)
 
@@ -423,19 +410,19 @@ class Engine:
         for block in self.pool.blocks:
             if not block.is_null and block.ref_cnt < owners.get(block.block_id, 0):
                 what = f"block {block.block_id} has {block.ref_cnt} references and {owners[block.block_id]} owners"
-                self.breach(Violation("references-exact", what))
+                self.breach("references-exact", what)
         if self.refine is not None and not self.borrowed:
             self.refine(self)
         if self.world.closed_calls:
-            self.breach(Violation("no-call-after-close", ", ".join(self.world.closed_calls)))
+            self.breach("no-call-after-close", ", ".join(self.world.closed_calls))
 
     def _check_transfer(self, transfer: Transfer) -> None:
         for block, incarnation in transfer.notes.get("blocks", {}).items():
             name = "blocks-held-during-dma"
             if self.incarnation.get(block, 0) != incarnation:
-                self.breach(Violation(name, f"block {block} was given to someone else under {transfer}"))
+                self.breach(name, f"block {block} was given to someone else under {transfer}")
             if self.pool.blocks[block].ref_cnt == 0:
-                self.breach(Violation(name, f"block {block} is free under {transfer}"))
+                self.breach(name, f"block {block} is free under {transfer}")
 
     def note_prefixes(self) -> None:
         """Remember what every block hash stands for."""
@@ -448,10 +435,9 @@ class Engine:
 
     def add(self, request_id: str, prompt: list[int], max_tokens: int, stop: int = 0) -> Request:
         """A request arrives. `stop`: the token that would be its `stop`-th ends it, as an end-of-sequence does."""
-        if request_id in self.scheduler.requests:
-            raise Impossible(f"{request_id} is still known")
-        if request_id in self.requests and not self._may_reuse(request_id):
-            raise Impossible(f"the id {request_id} may not come back yet")
+        require(request_id not in self.scheduler.requests, f"{request_id} is still known")
+        may = request_id not in self.requests or self._may_reuse(request_id)
+        require(may, f"the id {request_id} may not come back yet")
         last = oracle.right_output(prompt, stop, self.weights)[-1:] if stop else []
         params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, stop_token_ids=last)
         request = Request(request_id, prompt, params, None, block_hasher=self.hasher)

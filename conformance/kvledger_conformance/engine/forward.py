@@ -4,15 +4,16 @@ Inputs are those of the moment at which core scheduled the step. The bytes are t
 runs, which may be much later: two steps may be in flight.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm.v1.request import Request
 
 from kvledger_conformance.engine import compat, oracle
 from kvledger_conformance.engine.memory import Rank
-from kvledger_conformance.suite.properties import Violation
+
+if TYPE_CHECKING:
+    from kvledger_conformance.engine.engine import Engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +31,9 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A forward that read wrong KV: a breach, unless core throws away what came of it."""
+    """A forward that read wrong KV: a breach (property, what), unless core throws away what came of it."""
 
-    violation: Violation
+    breach: tuple[str, str]
     blocks: frozenset[int]
     request: Request
 
@@ -71,35 +72,28 @@ def works_of(output: Any, requests: dict[str, Request], tables: dict[str, list[i
 
 @dataclass
 class Forward:
-    """Runs forwards on one rank of one engine shape."""
+    """Runs forwards on one rank of an engine."""
 
+    engine: "Engine"
     rank: Rank
-    block_size: int
-    moving: Callable[[], list[Any]]
-    """Transfers that may touch this rank's memory."""
-    breach: Callable[[Violation], None]
-    loaded: Callable[[Request], bool]
-    """Whether the request has begun a load."""
-    guesses: dict[int, dict[int, int]]
-    """Sampled tokens by request object and position, known to the ranks before core hears of them."""
 
-    def run(self, flight: Flight, weights: int) -> None:
+    def run(self, flight: Flight) -> None:
         """The whole step."""
         sampled = flight.sampled.setdefault(self.rank.index, {})
         for work in flight.works:
-            guesses = self.guesses.setdefault(id(work.request), {})
+            guesses = self.engine.guesses.setdefault(id(work.request), {})
             tokens = (*work.known, *(guesses[p] for p in range(len(work.known), work.stop)))[: work.stop]
-            self._check_inputs(flight, work, tokens, weights)
+            self._check_inputs(flight, work, tokens)
             self._check_writes(work)
-            last = self._compute(work, tokens, weights)
+            last = self._compute(work, tokens)
             if work.samples and self.rank.index == 0:
                 guesses[work.stop] = oracle.next_token(last)
             sampled[work.request.request_id] = [guesses[work.stop]] if work.samples else []
 
-    def _compute(self, work: Work, tokens: tuple[int, ...], weights: int) -> int:
-        size, last, table = self.block_size, 0, work.table
+    def _compute(self, work: Work, tokens: tuple[int, ...]) -> int:
+        size, last, table = self.engine.shape.block_size, 0, work.table
         for layer, cells in enumerate(self.rank.cells):
-            previous = oracle.seed(layer, self.rank.index, weights)
+            previous = oracle.seed(layer, self.rank.index, self.engine.weights)
             if work.start:
                 previous = int(cells[table[(work.start - 1) // size], (work.start - 1) % size])
             for position in range(work.start, work.stop):
@@ -108,38 +102,34 @@ class Forward:
             last = previous if layer == 0 else last
         return last
 
-    def _check_inputs(self, flight: Flight, work: Work, tokens: tuple[int, ...], weights: int) -> None:
+    def _check_inputs(self, flight: Flight, work: Work, tokens: tuple[int, ...]) -> None:
         """Whether the KV that this forward reads is the prefix's own."""
-        size = self.block_size
+        size = self.engine.shape.block_size
         for layer, cells in enumerate(self.rank.cells):
-            right = oracle.cells(tokens[: work.start], layer, self.rank.index, weights)
+            right = oracle.cells(tokens[: work.start], layer, self.rank.index, self.engine.weights)
             for position, value in enumerate(right):
                 block = work.table[position // size]
                 if int(cells[block, position % size]) == value:
                     continue
-                violation = self._wrong_input(work, tokens, position // size, block, weights)
-                flight.suspects.append(Suspect(violation, frozenset({block}), work.request))
+                breach = self._wrong_input(work, tokens, position // size, block)
+                flight.suspects.append(Suspect(breach, frozenset({block}), work.request))
                 return
 
-    def _wrong_input(self, work: Work, tokens: tuple[int, ...], index: int, block: int, weights: int) -> Violation:
-        loaded = self.loaded(work.request)
+    def _wrong_input(self, work: Work, tokens: tuple[int, ...], index: int, block: int) -> tuple[str, str]:
+        loaded, first = id(work.request) in self.engine.attempts, index * self.engine.shape.block_size
         old = any(
-            int(self.rank.cells[0][block, 0]) == oracle.cells(tokens, 0, self.rank.index, w)[index * self.block_size]
-            for w in range(weights)
+            int(self.rank.cells[0][block, 0]) == oracle.cells(tokens, 0, self.rank.index, w)[first]
+            for w in range(self.engine.weights)
         )
         name = "nothing-stale-after-reset" if old else "load-errors-complete" if loaded else "computes-on-right-bytes"
-        who = work.request.request_id
-        return Violation(
-            name,
-            f"{who} computes on wrong KV in block {block} (its block {index}) of rank {self.rank.index}"
-            + (", which an earlier load should have filled" if loaded else ""),
-        )
+        what = f"computes on wrong KV in block {block} (its block {index}) of rank {self.rank.index}"
+        why = ", which an earlier load should have filled" if loaded else ""
+        return name, f"{work.request.request_id} {what}{why}"
 
     def _check_writes(self, work: Work) -> None:
-        size = self.block_size
+        size = self.engine.shape.block_size
         written = {work.table[p // size] for p in range(work.start, work.stop)}
-        for transfer in self.moving():
+        for transfer in self.engine.world.moving():
             touched = written & set(transfer.notes.get("blocks", ()))
-            if touched:
-                what = f"the forward writes {sorted(touched)} under {transfer}"
-                self.breach(Violation("no-write-under-dma", what))
+            if touched and self.engine.rank_of(transfer.client) == self.rank.index:
+                self.engine.breach("no-write-under-dma", f"the forward writes {sorted(touched)} under {transfer}")

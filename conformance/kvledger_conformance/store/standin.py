@@ -11,6 +11,7 @@ The answers, odd ones included, are those of Mooncake 0.3.13; a differential tes
 import contextlib
 import importlib
 import importlib.machinery
+import re
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -156,33 +157,21 @@ class MooncakeDistributedStore:
         self._check("remove")
         with self._world.changed:
             stored = self._world.objects.get(key)
-            if stored is None:
-                return NOT_FOUND
-            if stored.leased and not force:
+            if stored is not None and stored.leased and not force:
                 return HAS_LEASE
-            del self._world.objects[key]
-            return 0
+            return 0 if self._world.evict([key]) else NOT_FOUND
 
     def remove_by_regex(self, regex_pattern: str, force: bool = False) -> int:
         """Remove what matches and nobody reads; the number removed."""
-        import re
-
         self._check("remove_by_regex")
         with self._world.changed:
-            return self._remove(lambda key: re.search(regex_pattern, key) is not None, force)
+            stored = self._world.objects.items()
+            return self._world.evict([k for k, o in stored if re.search(regex_pattern, k) and (force or not o.leased)])
 
     def remove_all(self, force: bool = False) -> int:
-        """Remove everything; the number removed."""
+        """Remove everything that nobody reads; the number removed."""
         self._check("remove_all")
-        with self._world.changed:
-            return self._remove(lambda _key: True, force)
-
-    def _remove(self, chosen: Callable[[str], bool], force: bool) -> int:
-        objects = self._world.objects
-        gone = [k for k, o in objects.items() if chosen(k) and (force or not o.leased)]
-        for key in gone:
-            del objects[key]
-        return len(gone)
+        return self.remove_by_regex("", force)
 
     # -- transfers ---------------------------------------------------------
 

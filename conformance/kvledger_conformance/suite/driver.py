@@ -7,12 +7,12 @@ must be true of an idle engine is checked.
 
 import itertools
 import signal
-import sys
 import sysconfig
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from vllm.v1.request import RequestStatus
@@ -23,7 +23,7 @@ from kvledger_conformance.engine.watch import settle
 from kvledger_conformance.store.transfer import Fault
 from kvledger_conformance.store.world import World
 from kvledger_conformance.suite import targets
-from kvledger_conformance.suite.properties import Impossible, Violation
+from kvledger_conformance.suite.properties import Impossible, Violation, require
 
 IDLE_STEPS = 40
 """Steps in a row that schedule nothing before an engine whose store answers counts as stuck; the quarantine of the
@@ -49,12 +49,13 @@ Script = list[dict[str, Any]]
 class Driver:
     """One engine under one script. Use through `driving` or `replay`."""
 
-    def __init__(self, engine: Engine, story: list[str], holds: tuple[str, ...] = ("put", "get")) -> None:
+    def __init__(self, engine: Engine, holds: tuple[str, ...]) -> None:
         self.engine = engine
         self._holds = holds
         self.world = engine.world
         self.script: Script = []
-        self._story = story
+        self._story: list[str] = []
+        engine.note = self.note
         self._failing_loads = False
         self.dead = False
 
@@ -62,8 +63,7 @@ class Driver:
 
     def do(self, action: str, **arguments: Any) -> None:
         """Perform an action by name. Raises Impossible, Violation."""
-        if self.dead and action != "finish":
-            raise Impossible("the engine is dead")
+        require(not self.dead or action == "finish", "the engine is dead")
         method: Callable[..., None] = getattr(self, "do_" + action)
         self.script.append({"do": action, **arguments})
         shown = ", ".join(f"{k}={v}" for k, v in arguments.items())
@@ -95,13 +95,14 @@ class Driver:
                 self.engine.check()
         except (Violation, Impossible):
             raise
-        except HangError:
-            raise Violation("engine-alive", f"a hook has not returned for {HANG_S:g} s: {_where()}") from None
+        except HangError as error:
+            where = _where(error, "site-packages", "kvledger/")
+            raise Violation("engine-alive", f"a hook has not returned for {HANG_S:g} s: {where}") from None
         except Exception as error:
             if self.engine.found:
                 raise self.engine.found[0] from error
-            where = _innermost(error)
-            raise Violation("engine-alive", f"{type(error).__name__}: {str(error)[:200]} ({where})") from error
+            what = f"{type(error).__name__}: {str(error)[:200]} ({_where(error)})"
+            raise Violation("engine-alive", what) from error
 
     def note(self, text: str) -> None:
         """A line of the story."""
@@ -133,16 +134,16 @@ class Driver:
         """A request arrives: `blocks` full blocks of prompt by letter, `tail` tokens more, `tokens` to generate; with
         `stop`, the token that comes as that one ends it."""
         prompt = oracle.prompt_tokens(blocks, tail, self.engine.shape.block_size)
-        if not prompt or len(prompt) + tokens > self.engine.shape.max_model_len:
-            raise Impossible("a prompt of no length, or too long")
+        require(0 < len(prompt) <= self.engine.shape.max_model_len - tokens, "a prompt of no length, or too long")
         self.engine.add(name, prompt, tokens, stop)
 
     def do_abort(self, name: str, during: bool = False) -> None:
         """The user gives up: between two steps, or while the next one runs (core hears of it before its output)."""
-        if name not in self.engine.scheduler.requests or self.engine.requests[name].is_finished():
-            raise Impossible(f"{name} is not there")
-        if name in self.engine.aborting:
-            raise Impossible(f"{name} is given up already")
+        require(
+            name in self.engine.scheduler.requests and not self.engine.requests[name].is_finished(),
+            f"{name} is not there",
+        )
+        require(name not in self.engine.aborting, f"{name} is given up already")
         if during:
             self.engine.aborting.append(name)
         else:
@@ -152,8 +153,7 @@ class Driver:
 
     def do_step(self, pace: str = "late", lag: str = "gpu") -> None:
         """One engine step; an idle engine does not step."""
-        if not self.engine.busy:
-            raise Impossible("the engine is idle")
+        require(self.engine.busy, "the engine is idle")
         self.engine.step(pace=pace, lag=lag)
         for transfer in self.world.late():
             transfer.late_steps += 1
@@ -164,8 +164,7 @@ class Driver:
 
     def do_crash(self) -> None:
         """A step whose forward raises: vLLM runs the collecting hooks all the same, then the engine is dead."""
-        if not self.engine.scheduler.has_requests():
-            raise Impossible("the engine is idle")
+        require(self.engine.scheduler.has_requests(), "the engine is idle")
         try:
             self.engine.step(fail_forward=True, lag="none")
         except ForwardFailedError:
@@ -183,8 +182,7 @@ class Driver:
 
     def do_preempt(self) -> None:
         """The next steps find no free block for running requests, until vLLM preempts one by its own rules."""
-        if not self.engine.scheduler.running or self.engine.starve:
-            raise Impossible("nothing runs")
+        require(self.engine.scheduler.running and not self.engine.starve, "nothing runs")
         self.engine.starve = STARVE_STEPS
 
     def do_until_preempted(self) -> None:
@@ -200,8 +198,7 @@ class Driver:
         self.engine.catch_up()  # other traffic's forwards run behind those that are launched
         pool = self.engine.pool
         free = pool.get_num_free_blocks()
-        if not free:
-            raise Impossible("no free block")
+        require(free, "no free block")
         self.engine.borrowed = True
         blocks = pool.get_new_blocks(free)
         self.engine.check()
@@ -212,9 +209,7 @@ class Driver:
 
     def do_reset(self, running: bool = False, connector: bool = False) -> None:
         """`reset_prefix_cache`. With `running`, running requests are preempted and may resume in the next schedule."""
-        scheduler = self.engine.scheduler
-        if any(r.status is RequestStatus.WAITING_FOR_REMOTE_KVS for r in scheduler.requests.values()):
-            raise Impossible("core cannot reset while loads are out")
+        require(not _loading(self.engine.scheduler.requests.values()), "core cannot reset while loads are out")
         self._reset(running, connector)
 
     def _reset(self, running: bool, connector: bool) -> bool:
@@ -231,8 +226,7 @@ class Driver:
 
     def do_new_weights(self) -> None:
         """Idle engine: caches and connector are reset and the weights change, as reinforcement learning does."""
-        if self.engine.busy:
-            raise Impossible("only between requests")
+        require(not self.engine.busy, "only between requests")
         if self._reset(running=True, connector=True):
             self.engine.weights += 1
 
@@ -240,17 +234,15 @@ class Driver:
 
     def do_hold(self, rank: int, operation: str, phase: str = "before") -> None:
         """Calls of this rank wait at a gate."""
-        if (f"rank{rank}", operation, phase) in self.world.gates or rank >= self.engine.shape.ranks:
-            raise Impossible("held already")
-        if operation not in self._holds:
-            raise Impossible("this connector waits for such calls inside a hook")
+        held = (f"rank{rank}", operation, phase) in self.world.gates
+        require(rank < self.engine.shape.ranks and not held, "held already")
+        require(operation in self._holds, "this connector waits for such calls inside a hook")
         self.world.hold(f"rank{rank}", operation, phase)
 
     def do_open(self, rank: int | None = None, operation: str | None = None) -> None:
         """Open gates: of one rank, one operation, or all."""
         client = None if rank is None else f"rank{rank}"
-        if not any(client in (None, g[0]) and operation in (None, g[1]) for g in self.world.gates):
-            raise Impossible("nothing is held")
+        require(any(client in (None, g[0]) and operation in (None, g[1]) for g in self.world.gates), "nothing is held")
         self.world.release(client, operation)
 
     def do_fault(
@@ -263,8 +255,7 @@ class Driver:
         times: int | None = 1,
     ) -> None:
         """The next calls of an operation go wrong; see `transfer.Fault`."""
-        if len(self.world.faults) >= 3:
-            raise Impossible("enough faults")
+        require(len(self.world.faults) < 3, "enough faults")
         positions = None if position is None else (position,)
         client = None if rank is None else f"rank{rank}"
         self._failing_loads = self._failing_loads or operation == "get"
@@ -274,15 +265,13 @@ class Driver:
 
     def do_heal(self) -> None:
         """Faults are over."""
-        if not self.world.faults:
-            raise Impossible("no fault")
+        require(self.world.faults, "no fault")
         self.world.clear_faults()
 
     def do_evict(self, index: int, all_ranks: bool = False) -> None:
         """The store drops an object: of one rank, or of all."""
         keys = sorted(self.world.objects)
-        if not keys:
-            raise Impossible("nothing is stored")
+        require(keys, "nothing is stored")
         key = keys[index % len(keys)]
         name = next((h.hex() for h in self.engine.names if h.hex() in key), key)
         gone = [k for k in keys if name in k] if all_ranks else [key]
@@ -290,8 +279,7 @@ class Driver:
 
     def do_land(self) -> None:
         """Copies that outlived their calls end now."""
-        if not self.world.land():
-            raise Impossible("nothing is late")
+        require(self.world.land(), "nothing is late")
 
     # -- the end -----------------------------------------------------------
 
@@ -300,18 +288,14 @@ class Driver:
         for rank in self.engine.ranks:
             self.world.hold(f"rank{rank.index}", "put", "before")
         waiting = [r for r in self.engine.scheduler.requests.values() if not r.is_finished()]
-        if not waiting or any(r.status is RequestStatus.WAITING_FOR_REMOTE_KVS for r in waiting):
-            raise Impossible("nobody waits for computing only")
+        require(waiting and not _loading(waiting), "nobody waits for computing only")
         for _ in range(SILENT_STEPS):
             if all(r.is_finished() for r in waiting):
                 return
             self.engine.step()
-            if any(r.status is RequestStatus.WAITING_FOR_REMOTE_KVS for r in waiting):
-                raise Impossible("a load began")
+            require(not _loading(waiting), "a load began")
         left = [r.request_id for r in waiting if not r.is_finished()]
-        self.engine.breach(
-            Violation("bounded-pins", f"{left} did not finish in {SILENT_STEPS} steps of a silent store")
-        )
+        self.engine.breach("bounded-pins", f"{left} did not finish in {SILENT_STEPS} steps of a silent store")
 
     def do_finish(self) -> None:
         """The store answers again; the engine goes idle; then everything must be right."""
@@ -333,24 +317,22 @@ class Driver:
             self._check_loads()
         if self.engine.busy:
             what = f"the store answers, and the engine still steps after {nothing} steps with nothing to compute: "
-            self.engine.breach(Violation("goes-idle", what + self._what_is_left()))
+            self.engine.breach("goes-idle", what + self._what_is_left())
             return
         self._check_idle()
 
     def _what_is_left(self) -> str:
-        scheduler = self.engine.scheduler
-        parts = [f"{r.request_id} {r.status.name}" for r in scheduler.requests.values()]
-        if not parts:
-            parts = ["no request, but the connector has work pending"]
-        return ", ".join(parts)
+        requests = self.engine.scheduler.requests.values()
+        left = ", ".join(f"{r.request_id} {r.status.name}" for r in requests)
+        return left or "no request, but the connector has work pending"
 
     def _check_idle(self) -> None:
         held = {b.block_id: b.ref_cnt for b in self.engine.pool.blocks if b.ref_cnt and not b.is_null}
         if held:
-            self.engine.breach(Violation("goes-idle", f"the engine is idle while references are held: {held}"))
+            self.engine.breach("goes-idle", f"the engine is idle while references are held: {held}")
         lost = [r for r, w in self.engine.loads.items() if w.waiting]
         if lost:
-            self.engine.breach(Violation("one-completion-per-load", f"loads never reported: {lost}"))
+            self.engine.breach("one-completion-per-load", f"loads never reported: {lost}")
         for name, request in self.engine.all_requests():
             self._check_output(name, request)
 
@@ -362,14 +344,18 @@ class Driver:
         stops = [i for i, token in enumerate(got, 1) if token in (request.sampling_params.stop_token_ids or ())]
         ended = len(got) == request.max_tokens or stops == [len(got)]
         if got != right or (not complete and not ended):
-            self.engine.breach(Violation("outputs-right", f"{name} got {got}, right is {right}"))
+            self.engine.breach("outputs-right", f"{name} got {got}, right is {right}")
 
     def _check_loads(self) -> None:
         for name, request in self.engine.all_requests():
             loads = self.engine.attempts.get(id(request), 0)
             if self._failing_loads and loads > MAX_LOADS + request.num_preemptions:
                 what = f"{name} has begun {loads} loads, and none has succeeded"
-                self.engine.breach(Violation("bounded-retries", what))
+                self.engine.breach("bounded-retries", what)
+
+
+def _loading(requests: Iterable[Any]) -> bool:
+    return any(r.status is RequestStatus.WAITING_FOR_REMOTE_KVS for r in requests)
 
 
 def _folded(lines: list[str]) -> list[str]:
@@ -426,12 +412,10 @@ def bounded(seconds: float) -> Iterator[None]:
         seen.clear()
 
 
-def _where() -> str:
-    """Innermost frame of the error being handled that is not the standard library's."""
-    error = sys.exc_info()[1]
-    frames = traceback.extract_tb(error.__traceback__) if error is not None else []
-    own = [f for f in frames if "site-packages" in f.filename or "kvledger/" in f.filename]
-    return f"{own[-1].filename.rpartition('/')[2]}:{own[-1].lineno} {own[-1].name}" if own else "?"
+def _where(error: BaseException, *parts: str) -> str:
+    """The innermost frame in which the error was raised, of files with one of these in their name."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not parts or any(p in f.filename for p in parts)]
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno} {frames[-1].name}" if frames else "?"
 
 
 def _state(transfer: Any) -> str:
@@ -442,24 +426,12 @@ def _state(transfer: Any) -> str:
     return "runs" if transfer.in_call else "is over"
 
 
-def _innermost(error: BaseException) -> str:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None:
-        return "nowhere"
-    code = trace.tb_frame.f_code
-    return f"{code.co_filename.rpartition('/')[2]}:{trace.tb_lineno} {code.co_name}"
-
-
 @contextmanager
 def driving(target: targets.Target, shape: compat.Shape, past: frozenset[str] = frozenset()) -> Iterator[Driver]:
     """A driver on a fresh engine and an empty store. `past`: properties whose breach is noted and passed by."""
-    story: list[str] = []
-    world = World()
-    with targets.running(target, shape, world, lambda text: story.append("       " + text)) as engine:
+    with targets.running(target, shape, World()) as engine:
         engine.past = past
-        yield Driver(engine, story, target.holds)
+        yield Driver(engine, target.holds)
 
 
 def replay(

@@ -175,7 +175,7 @@ def _try(target: Any) -> None:
 
     compat.make_config(compat.Shape(), target.class_name, target.module, {})  # the first is slow, and kept: vLLM's part
     try:
-        with driver.bounded(TRIAL_S), targets.running(target, compat.Shape(), World(), lambda _text: None):
+        with driver.bounded(TRIAL_S), targets.running(target, compat.Shape(), World()):
             pass
     except driver.HangError as error:
         raise UsageError(

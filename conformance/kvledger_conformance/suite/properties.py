@@ -45,3 +45,9 @@ class Violation(AssertionError):
 
 class Impossible(Exception):
     """The action cannot happen in this state; a script that asks for it has been shortened too far."""
+
+
+def require(possible: object, otherwise: str) -> None:
+    """Raise `Impossible`, with the reason, unless an action is possible."""
+    if not possible:
+        raise Impossible(otherwise)

@@ -7,13 +7,13 @@ import importlib
 import itertools
 import json
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from kvledger_conformance.engine import compat
 from kvledger_conformance.engine.build import build_engine
@@ -39,21 +39,11 @@ class Target:
     extra: Callable[[str], dict[str, Any]] = lambda _address: {}
     around: Callable[[Callable[[], float], str], Any] = lambda _clock, _address: contextlib.nullcontext()
     close: Callable[[Engine], None] = lambda _engine: None
-    snapshot: Callable[[Engine], str] = lambda _engine: ""
     refine: Callable[[Engine], None] | None = None
     """Further checks of this target's own state, after every action."""
     options: dict[str, Any] = field(default_factory=dict)
     holds: tuple[str, ...] = ("put", "get")
     """Operations that may be held for long; a connector that waits for one inside a hook would wait with it."""
-
-    def load(self) -> type:
-        """The class.
-
-        Raises:
-            ImportError, AttributeError: there is no such class.
-        """
-        found: type = getattr(importlib.import_module(self.module), self.class_name)
-        return found
 
     def version(self) -> str:
         """What the report calls this target."""
@@ -66,11 +56,7 @@ class Target:
 
 @contextlib.contextmanager
 def running(
-    target: Target,
-    shape: compat.Shape,
-    store: World | str,
-    note: Callable[[str], None] = lambda _text: None,
-    kind: type[Engine] = Engine,
+    target: Target, shape: compat.Shape, store: World | str, *, kind: type[Engine] = Engine
 ) -> Iterator[Engine]:
     """An engine around the target's connector, closed at the end whatever happened. `kind` is the class to build.
 
@@ -80,20 +66,13 @@ def running(
     clock, real = VirtualClock(), isinstance(store, str)
     with contextlib.ExitStack() as stack:
         world, address = stack.enter_context(_serving(store))
-        connector_class = target.load()  # here: its module may say `from mooncake.store import ...`
+        # here: its module may say `from mooncake.store import ...`
+        connector_class = getattr(importlib.import_module(target.module), target.class_name)
         stack.enter_context(target.around(time.monotonic if real else clock, address))
         extra = {**target.extra(address), **target.options}
-
-        def config(rank: int) -> Any:
-            return compat.make_config(shape, target.class_name, target.module, extra, rank)
-
-        def make_connector(role: Any, rank: int) -> Any:
-            return connector_class(config(rank), role, compat.make_cache_config(shape))
-
+        config = functools.partial(compat.make_config, shape, target.class_name, target.module, extra)
         try:
-            engine = build_engine(
-                shape, world, clock, make_connector, lambda: compat.make_scheduler(shape, config(0)), note, kind
-            )
+            engine = build_engine(kind, shape, world, clock, connector_class, config)
         except Exception as error:
             if shape.depth == 1:
                 raise
@@ -107,7 +86,9 @@ def running(
             world.shut()
             for rank in engine.ranks:
                 rank.stream.shut()
-            _shutdown(engine)
+            for rank in engine.ranks:  # in vLLM's order: ranks first, then the scheduler side
+                rank.connector.shutdown()
+            engine.connector.shutdown()
             target.close(engine)
 
 
@@ -119,13 +100,6 @@ def _serving(store: World | str) -> Iterator[tuple[World, str]]:
         return
     with standin.installed(store), contextlib.closing(master.MasterPort()) as port:
         yield store, port.address
-
-
-def _shutdown(engine: Engine) -> None:
-    """The order of vLLM: ranks first, then the scheduler side."""
-    for rank in engine.ranks:
-        rank.connector.shutdown()
-    engine.connector.shutdown()
 
 
 # -- kvledger --------------------------------------------------------------
@@ -162,7 +136,6 @@ KVLEDGER = Target(
     class_name="DrivenConnector",
     extra=_kvledger_extra,
     around=_kvledger_clock,
-    snapshot=lambda engine: str(engine.connector.snapshot()),
 )
 
 # -- vLLM's in-tree connector ----------------------------------------------
@@ -170,36 +143,24 @@ KVLEDGER = Target(
 
 @contextlib.contextmanager
 def _in_tree_environment(_clock: Callable[[], float], address: str, *, offload: bool = False) -> Iterator[None]:
-    folder = tempfile.mkdtemp(prefix="conformance-")
-    path = Path(folder, "mooncake.json")
-    path.write_text(
-        json.dumps(
-            {
-                "metadata_server": "P2PHANDSHAKE",
-                "master_server_address": address,
-                "protocol": "tcp",
-                "device_name": "",
-                "mode": "embedded",
-                "global_segment_size": "16MB",
-                "local_buffer_size": "16MB",
-                "enable_offload": offload,
-            }
-        )
-    )
-    changed = {"MOONCAKE_CONFIG_PATH": str(path), "VLLM_RPC_BASE_PATH": folder}
-    if offload:  # the budget of the SSD tier's staging buffer, so small that every key is a batch of its own
-        changed["VLLM_MOONCAKE_DISK_STAGING_USABLE_RATIO"] = "0.00001"
-    before = {k: os.environ.get(k) for k in changed}
-    os.environ.update(changed)
-    try:
-        yield
-    finally:
-        for key, value in before.items():
-            if value is None:
-                os.environ.pop(key, None)
-            else:
-                os.environ[key] = value
-        shutil.rmtree(folder, ignore_errors=True)
+    settings = {
+        "metadata_server": "P2PHANDSHAKE",
+        "master_server_address": address,
+        "protocol": "tcp",
+        "device_name": "",
+        "mode": "embedded",
+        "global_segment_size": "16MB",
+        "local_buffer_size": "16MB",
+        "enable_offload": offload,
+    }
+    with tempfile.TemporaryDirectory(prefix="conformance-", ignore_cleanup_errors=True) as folder:
+        path = Path(folder, "mooncake.json")
+        path.write_text(json.dumps(settings))
+        changed = {"MOONCAKE_CONFIG_PATH": str(path), "VLLM_RPC_BASE_PATH": folder}
+        if offload:  # the budget of the SSD tier's staging buffer, so small that every key is a batch of its own
+            changed["VLLM_MOONCAKE_DISK_STAGING_USABLE_RATIO"] = "0.00001"
+        with mock.patch.dict(os.environ, changed):
+            yield
 
 
 class _EndThread:
@@ -249,11 +210,6 @@ VLLM = Target(
     close=_in_tree_close,
 )
 
-VLLM_OFFLOAD = dataclasses.replace(
-    VLLM, name="vllm-offload", around=functools.partial(_in_tree_environment, offload=True)
-)
-"""The same with the SSD tier on: loads are split into sub-batches."""
-
 BUILT_IN = {
     t.name: t
     for t in (
@@ -262,18 +218,15 @@ BUILT_IN = {
         dataclasses.replace(KVLEDGER, name="kvledger-sync", options={"load_async": False}, holds=("put",)),
         dataclasses.replace(KVLEDGER, name="kvledger-decode", options={"save_decode_cache": True}),
         VLLM,
-        VLLM_OFFLOAD,
+        # with the SSD tier on: loads are split into sub-batches
+        dataclasses.replace(VLLM, name="vllm-offload", around=functools.partial(_in_tree_environment, offload=True)),
     )
 }
 
 
 def replace(target: Target, extra: Callable[[str], dict[str, Any]]) -> Target:
     """The target with further settings that may name the master's address."""
-
-    def both(address: str) -> dict[str, Any]:
-        return {**target.extra(address), **extra(address)}
-
-    return dataclasses.replace(target, extra=both)
+    return dataclasses.replace(target, extra=lambda address: {**target.extra(address), **extra(address)})
 
 
 def find(name: str) -> Target:
