@@ -1,7 +1,5 @@
 """``python -m demo``: see ``./dev demo --help``."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,6 +1,6 @@
 """The audit: every object in the store, compared with KV that an engine without connector computed for its key.
 
-``python -m demo.audit ORDER.json``. It uses Mooncake's own client and nothing of kvledger, so that a fault in
+``python -m demo.audit ORDER.json RESULT.json``. It uses Mooncake's own client and nothing of kvledger, so that a fault in
 kvledger's client cannot hide itself.
 
 A key ends in ``@<namespace>@r<rank shard>@g<group>@<block hash>``; the block hash says which tokens, the rank which
@@ -8,8 +8,6 @@ heads. Recomputed KV may differ in the last bits, since other batch shapes add i
 as numbers, and an object is *poisoned* when some value is off by more than ``TOLERANCE`` of the object's largest
 value, when its size is wrong, or when no request could have its key.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import json
@@ -141,7 +139,7 @@ def main() -> None:
 
     expected = Expected(Path(order["dump"]["folder"]), order["dump"])
     findings = audit(keys, store.get, expected, order["dump"]["dtype"], seen=seen)
-    Path(order["result"]).write_text(json.dumps(findings.as_dict()))
+    Path(sys.argv[2]).write_text(json.dumps(findings.as_dict()))
     store.close()
 
 

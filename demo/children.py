@@ -1,7 +1,5 @@
 """Child processes of the demo: started in a session of their own, logged to a file, heard through a progress pipe."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

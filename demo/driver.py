@@ -1,7 +1,5 @@
 """The order of events: store, reference engine, cold engine, warm engine, audit."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -83,10 +81,7 @@ class Driver:
         **fields: Any,
     ) -> dict[str, Any]:
         """One engine process; ``on_share`` is called once, when ``KILL_AFTER`` of the requests have finished."""
-        name = name or role
         self.tell(role, ABOUT[role])
-        result, order = self.folder / f"{name}.json", self.folder / f"{name}.order.json"
-        Order(role=role, plan=self.plan, result=str(result), **fields).save(order)
         struck = False
 
         def hear(event: Event) -> None:
@@ -102,12 +97,16 @@ class Driver:
                     on_share()
                     self.tell("store", "the Mooncake master has been killed")
 
-        self.child(name, "demo.engine", order, hear)
+        order = dataclasses.asdict(Order(role=role, plan=self.plan, **fields))
+        return self.child(name or role, "demo.engine", order, hear)
+
+    def child(self, name: str, module: str, order: dict[str, Any], hear: Callable[[Event], None]) -> dict[str, Any]:
+        """The result of ``python -m <module> ORDER.json RESULT.json``."""
+        told, result, log = (self.folder / f"{name}.{end}" for end in ("order.json", "json", "log"))
+        told.write_text(json.dumps(order))
+        run_child(name, ["-m", module, str(told), str(result)], self.plan.environment(), log, hear)
         values: dict[str, Any] = json.loads(result.read_text())
         return values
-
-    def child(self, name: str, module: str, order: Path, hear: Callable[[Event], None]) -> None:
-        run_child(name, ["-m", module, str(order)], self.plan.environment(), self.folder / f"{name}.log", hear)
 
     def complete(self, runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
         """The index of the reference KV. Where outputs differ, the sequences that the engines really had are
@@ -129,12 +128,8 @@ class Driver:
 
     def audit(self, address: str, keys: list[str], dump: dict[str, Any]) -> dict[str, Any]:
         self.tell("audit", f"every object in the store against the reference KV: {len(keys)} objects")
-        result, order = self.folder / "audit.json", self.folder / "audit.order.json"
-        order.write_text(json.dumps({"keys": keys, "store_address": address, "dump": dump, "result": str(result)}))
 
         def hear(event: Event) -> None:
             self.tell("audit", f"{event['count']} of {event['total']} objects compared")
 
-        self.child("audit", "demo.audit", order, hear)
-        findings: dict[str, Any] = json.loads(result.read_text())
-        return findings
+        return self.child("audit", "demo.audit", {"keys": keys, "store_address": address, "dump": dump}, hear)

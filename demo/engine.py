@@ -1,10 +1,8 @@
-"""One engine process of the demo: ``python -m demo.engine ORDER.json``.
+"""One engine process of the demo: ``python -m demo.engine ORDER.json RESULT.json``.
 
 The engine core runs in this process (``VLLM_ENABLE_V1_MULTIPROCESSING=0``), so that the scheduler's block pool and the
 connector's ``snapshot()`` can be read; with ``--tp N`` the ranks are processes of their own.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import gc
@@ -14,7 +12,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from demo.plan import BLOCK_SIZE, MAX_BATCHED_TOKENS, MAX_MODEL_LEN, MAX_NUM_SEQS, REFERENCE_BLOCKS, Plan
 from demo.progress import Progress
@@ -24,23 +22,19 @@ IDLE_BOUND_S = 120.0  # how long the engine may take to go idle after the last o
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Order:
-    """What this process shall do, and the file that the result goes to.
+    """What this process shall do.
 
     ``prefill`` (reference only): token sequences whose KV is wanted, instead of serving the prompts.
     ``dump_dir`` (reference only): the folder that the KV of every cached block goes to, for the audit."""
 
     role: str
     plan: Plan
-    result: str
     store_address: str | None = None
     dump_dir: str | None = None
     prefill: list[list[int]] = dataclasses.field(default_factory=list)
 
-    def save(self, path: Path) -> None:
-        path.write_text(json.dumps(dataclasses.asdict(self)))
-
     @classmethod
-    def load(cls, path: Path) -> Order:
+    def load(cls, path: Path) -> Self:
         values = json.loads(path.read_text())
         return cls(**values | {"plan": Plan(**values["plan"])})
 
@@ -181,7 +175,7 @@ def run(order: Order, progress: Progress) -> dict[str, Any]:
 def main() -> None:
     order = Order.load(Path(sys.argv[1]))
     try:
-        Path(order.result).write_text(json.dumps(run(order, Progress())))
+        Path(sys.argv[2]).write_text(json.dumps(run(order, Progress())))
     finally:
         gc.unfreeze()  # else Triton's objects count as leaked: a page of them at the end of the log, after any traceback
     sys.stdout.flush()

@@ -66,8 +66,8 @@ class Fault:
     nothing: bool = False
 
 
-class FaultyStore:
-    """StoreClient that delays and fails as told, then does what the wrapped client does."""
+class FaultyStore(StoreClient):
+    """A client that delays and fails as told, then does what the wrapped client does."""
 
     def __init__(self, inner: StoreClient, *, delay_s: float = 0.0, faults: Iterable[Fault] = ()) -> None:
         self._inner = inner
@@ -78,8 +78,7 @@ class FaultyStore:
         self._closing = threading.Event()
         if delay_s > 0 or self._faults:
             logger.warning(
-                "kvledger: STORE FAULTS ARE ON (testing aid): every store operation waits %.0f ms first, %d scripted "
-                "faults",
+                "kvledger: STORE FAULTS ARE ON: every store operation waits %.0f ms first, %d scripted faults",
                 delay_s * 1000,
                 len(self._faults),
             )
@@ -107,11 +106,9 @@ class FaultyStore:
         return self._run("get", lambda: self._inner.get(keys, ptrs, sizes), keys)
 
     def register(self, ptr: int, size: int) -> None:
-        """See StoreClient."""
         self._inner.register(ptr, size)
 
     def unregister(self, ptr: int) -> None:
-        """See StoreClient."""
         self._inner.unregister(ptr)
 
     def remove_by_prefix(self, prefix: str, *, force: bool = False) -> int:
@@ -119,11 +116,10 @@ class FaultyStore:
         return self._inner.remove_by_prefix(prefix, force=force)
 
     def health(self) -> int:
-        """See StoreClient."""
         return self._inner.health()
 
     def close(self, timeout_s: float) -> None:
-        """See StoreClient. Ends delays, and opens every gate."""
+        """Ends delays, and opens every gate."""
         self._closing.set()
         for fault in self._faults:
             if fault.gate is not None:

@@ -1,7 +1,5 @@
 """What the reference engine's ranks can do besides serving: write KV blocks as the store should hold them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

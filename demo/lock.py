@@ -1,7 +1,5 @@
 """Things that several demos may want at the same time are made by one of them; the others wait and then find them."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import time

@@ -7,8 +7,6 @@ zero weights (12 and 4 heads): its queries, keys and values are zero and its out
 function stays the same (``python -m demo.model --verify`` compares the logits).
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import os

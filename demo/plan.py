@@ -1,13 +1,11 @@
 """What one run of the demo is asked to do: a value, given to every child process as JSON."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 BLOCK_SIZE = 32  # tokens; the CPU attention backend wants a multiple of 32
 MAX_MODEL_LEN = 1024
@@ -47,7 +45,7 @@ class Plan:
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Plan:
+    def from_json(cls, text: str) -> Self:
         return cls(**json.loads(text))
 
     def kv_transfer_config(self, store_address: str) -> dict[str, Any]:

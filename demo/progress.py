@@ -1,7 +1,5 @@
 """Lines from a child process to its parent: a pipe of its own, since vLLM logs to stdout and stderr."""
 
-from __future__ import annotations
-
 import json
 import os
 import select

@@ -1,7 +1,5 @@
 """Prompts: real passages, shared prefixes (system prompt and document), questions that differ."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """From measurements to a verdict: the JSON fields, the faults, and the table that a person reads."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
