@@ -7,13 +7,8 @@ import pytest
 import torch
 
 from demo.faults import Fault, Gate
-from kvledger.config import load_settings
 from kvledger.errors import ConfigError
-from kvledger.keys import KeySpace
-from kvledger.mooncake.client import MooncakeClient
-from kvledger.mooncake.embedded import running_embedded
 from kvledger.protocol import Kind, Ledger, PinTable, Report, Result, StepPlan
-from kvledger.worker.rank_side import RankSide
 from tests.support.ranks import BLOCKS, LAYERS, Rank, job, same_block
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -47,65 +42,38 @@ def test_staged_and_direct_objects_are_interchangeable(make_rank):
     assert same_block(direct, 6, staged, 1)
 
 
-class Pool:
-    """A block pool that keeps to the rule under test: a block is free when its owner and every pin have let go."""
-
-    def __init__(self, ledger: Ledger, *, honours_pins: bool) -> None:
-        self._ledger = ledger
-        self._honours_pins = honours_pins
-        self._pinned: set[int] = set()
-        self._freed_by_owner: set[int] = set()
-
-    def pin(self, blocks) -> None:
-        self._pinned.update(blocks)
-
-    def free(self, blocks) -> None:
-        self._freed_by_owner.update(blocks)
-
-    def release(self, blocks) -> None:
-        self._pinned.difference_update(blocks)
-
-    def take_all_free(self) -> list[int]:
-        free = self._freed_by_owner - (self._pinned if self._honours_pins else set())
-        self._freed_by_owner -= free
-        return sorted(free)
-
-
 def store_while_blocks_are_reused(rank: Rank, *, honours_pins: bool) -> tuple[list[int], list[int]]:
-    """Preempt a request under a held store and let others overwrite every block that the pool hands out.
+    """Preempt a request under a held store, and let others overwrite each of its blocks that the pool hands out.
 
-    Returns the blocks handed out while the store was held, and after its report.
+    A pool that honours pins hands out no pinned block. Returns the blocks handed out while the store was held, and after
+    its report.
     """
-    ledger = Ledger(num_ranks=1, pins=PinTable(BLOCKS), max_store_attempts=1, stall_timeout_s=1.0, retry_backoff_s=1.0)
-    pool = Pool(ledger, honours_pins=honours_pins)
+    pins = PinTable(BLOCKS)
+    ledger = Ledger(num_ranks=1, pins=pins, max_store_attempts=1, stall_timeout_s=1.0, retry_backoff_s=1.0)
     ledger.begin_generation("r")
-    names = [i.to_bytes(4, "big") for i in range(4)]
-    store_job = ledger.emit_store("r", 4, [0, 1, 2, 3], names, now=0.0)
+    freed = [0, 1, 2, 3]
+    store_job = ledger.emit_store("r", 4, freed, [i.to_bytes(4, "big") for i in range(4)], now=0.0)
     assert store_job is not None
-    pool.pin(store_job.block_ids)
-    gates = [Gate(), Gate()]
-    rank.client.add(Fault(operation="exists", gate=gates[0]))
-    rank.client.add(Fault(operation="put", gate=gates[1]))
+    ledger.end_generation("r")  # preempted: vLLM frees its blocks at once
+    gates = {"exists": Gate(), "put": Gate()}
+    rank.client.add(Fault(operation="exists", gate=gates["exists"]))
+    rank.client.add(Fault(operation="put", gate=gates["put"]))
     rank.submit(store_job)
-    assert gates[0].reached.wait(10)
 
     def reuse() -> list[int]:
-        taken = pool.take_all_free()
+        taken = [b for b in freed if not honours_pins or b not in dict(pins.blocks())]
+        freed[:] = [b for b in freed if b not in taken]
         for cache in rank.caches.values():
             cache[taken] = -1.0
         return taken
 
-    ledger.end_generation("r")  # preempted: vLLM frees its blocks at once
-    pool.free([0, 1, 2, 3])
-    while_held = reuse()
-    gates[0].open()
-    assert gates[1].reached.wait(10)
-    while_held += reuse()
-    gates[1].open()
+    while_held = []
+    for gate in gates.values():
+        assert gate.reached.wait(10)
+        while_held += reuse()
+        gate.open()
     for report in rank.reports():
-        settled = ledger.apply_report(report, 1.0)
-        assert settled is not None
-        pool.release(settled.released)
+        assert ledger.apply_report(report, 1.0) is not None
     return while_held, reuse()
 
 
@@ -168,26 +136,11 @@ def test_job_without_progress_is_given_up(make_rank):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_chunk_of_a_deep_model_is_stored_and_loaded_whole(tmp_path, mode):
+def test_chunk_of_a_deep_model_is_stored_and_loaded_whole(make_rank, mode):
     """2,048 tokens of a 32-layer model are 4,096 runs, twice what Mooncake queues per peer over TCP."""
-    layers, blocks = 32, 128
-    with running_embedded(tmp_path / "store", 64 << 20) as own:
-        settings = load_settings({"transfer_mode": mode, "max_batch_bytes": "8MiB"}, {}).attached_to(own.master_address)
-        sides = []
-        for seed in (1, 2):
-            generator = torch.Generator().manual_seed(seed)
-            caches = {f"l{i}": torch.rand((blocks, 2, 16, 16), generator=generator) for i in range(layers)}
-            client = MooncakeClient.connect(settings, segment_bytes=0, buffer_bytes=0, name=f"deep{seed}")
-            side = RankSide(settings=settings, rank=0, keys=KeySpace(namespace="deep"), client=client)
-            side.register(caches, blocks)
-            sides.append((side, caches))
-        for (side, _), kind in zip(sides, (Kind.STORE, Kind.LOAD), strict=True):
-            side.bind(StepPlan(namespace="deep", jobs=(job(1, kind, list(range(blocks)), list(range(blocks))),)))
-            side.start_loads()
-            side.submit_stores(forward_failed=False)
-            assert side.wait_idle(30)
-            side.collect()
-            assert side.take_reports() == [Report(job_id=1, rank=0, result=Result.DONE)]
-        assert all(torch.equal(sides[0][1][n], sides[1][1][n]) for n in sides[0][1])
-        for side, _ in sides:
-            side.close()
+    deep = {"layers": 32, "shape": (128, 2, 16, 16), "transfer_mode": mode, "max_batch_bytes": "8MiB"}
+    source, target = (make_rank(seed=seed, staging_bytes="64MiB", **deep) for seed in (1, 2))
+    blocks = list(range(128))
+    for rank, kind in ((source, Kind.STORE), (target, Kind.LOAD)):
+        assert rank.run(job(1, kind, blocks, blocks)) == [Report(job_id=1, rank=0, result=Result.DONE)]
+    assert all(torch.equal(source.caches[n], target.caches[n]) for n in source.caches)

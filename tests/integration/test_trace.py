@@ -18,7 +18,6 @@ def test_recording_tells_every_job_from_its_emission_to_its_release(store, tmp_p
         engine.clients["rank1"].add(Fault(operation="put", call=1, code=-600))
         for name in "abc":
             engine.add(name, PROMPT, max_tokens=30)
-        engine.run_to_idle()
         engine.assert_right()
 
     events = recorded(tmp_path)
@@ -48,7 +47,6 @@ def test_failed_synchronous_load_tells_whom_it_taints_and_what_leaves_the_cache(
         engine.clients["rank0"].add(Fault(operation="get", call=1, code=-704, positions=frozenset({2})))
         engine.add("a", PROMPT)
         engine.add("sharer", [*PROMPT, *range(200, 220)])
-        engine.run_to_idle()
         engine.assert_right()
 
     events = recorded(tmp_path)

@@ -69,7 +69,8 @@ class LiveEngine(Engine):
     # -- what must hold ----------------------------------------------------
 
     def assert_right(self) -> None:
-        """Every finished request has the right tokens, nothing is held, and the store holds no wrong byte."""
+        """Once idle: every finished request has the right tokens, nothing is held, the store holds no wrong byte."""
+        self.run_to_idle()
         self.assert_outputs()
         self.assert_idle()
         assert self.poisoned() == []

@@ -1,5 +1,8 @@
 """Ranks on a real Mooncake store, for the tests of the rank side: caches, settings, a client that can be told to fail."""
 
+import functools
+from typing import Any
+
 import torch
 
 from demo.faults import FaultyStore
@@ -20,25 +23,26 @@ def make_settings(store: EmbeddedStore, **extra) -> Settings:
     return load_settings({**base, **extra}, {}).attached_to(store.master_address)
 
 
-def make_caches(device: str, seed: int | None) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(0 if seed is None else seed)
-    return {
-        f"layer{i}": (torch.zeros(SHAPE) if seed is None else torch.rand(SHAPE, generator=generator)).to(device)
-        for i in range(LAYERS)
-    }
+def make_caches(device: str, seed: int | None, layers: int, shape: tuple[int, ...]) -> dict[str, torch.Tensor]:
+    """Random numbers, or zeros without a seed."""
+    generator = torch.Generator().manual_seed(seed or 0)
+    make = torch.zeros if seed is None else functools.partial(torch.rand, generator=generator)
+    return {f"layer{i}": make(shape).to(device) for i in range(layers)}
 
 
 class Rank:
     """A rank with its caches, its store client wrapped for faults, and a step that ends when the job has."""
 
-    def __init__(self, store, keys, *, device="cpu", seed=None, rank=0, **extra) -> None:
+    def __init__(
+        self, store, keys, *, device="cpu", seed=None, rank=0, layers=LAYERS, shape=SHAPE, **extra: Any
+    ) -> None:
         self.settings = make_settings(store, **extra)
         inner = MooncakeClient.connect(self.settings, segment_bytes=0, buffer_bytes=0, name=f"test{rank}")
         self.client = FaultyStore(inner)
         self.side = RankSide(settings=self.settings, rank=rank, keys=keys, client=self.client)
         self.keys = keys
-        self.caches = make_caches(device, seed)
-        self.side.register(self.caches, BLOCKS)
+        self.caches = make_caches(device, seed, layers, shape)
+        self.side.register(self.caches, shape[0])
 
     def submit(self, *jobs: Job, forward_failed: bool = False) -> None:
         self.side.bind(StepPlan(namespace=self.keys.namespace, jobs=jobs))
