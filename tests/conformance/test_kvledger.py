@@ -12,44 +12,44 @@ from kvledger_conformance.suite.driver import driving, replay
 from kvledger_conformance.suite.properties import CONTRACT, PROPERTIES, Impossible
 from kvledger_conformance.suite.scenarios import SCENARIOS
 
-MODES = ("kvledger", "kvledger-direct", "kvledger-sync", "kvledger-decode")
+DEPTHS = {"kvledger": (1, 2), "kvledger-direct": (1, 2), "kvledger-decode": (1, 2), "kvledger-sync": (1,)}
+"""Steps in flight, by mode."""
+SCENARIO_RUNS = [
+    pytest.param(mode, depth, scenario, id=f"{scenario.name}-{mode}-{depth}")
+    for mode, depths in DEPTHS.items()
+    for depth in depths
+    for scenario in SCENARIOS
+    if depth == 1 or scenario.shape.depth == 1  # a scenario of two steps runs as it is
+]
+MACHINE_RUNS = [
+    *(
+        (mode, name, depth)
+        for mode in ("kvledger", "kvledger-direct")
+        for name in machines.MACHINES
+        for depth in (1, 2)
+    ),
+    *(("kvledger-decode", name, 2) for name in ("stores", "everything")),
+    *(("kvledger-sync", name, 1) for name in ("loads", "late", "everything")),
+]
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s.name)
-def test_scenario_breaks_nothing(mode, scenario):
+@pytest.mark.parametrize(("mode", "depth", "scenario"), SCENARIO_RUNS)
+def test_scenario_breaks_nothing(mode, depth, scenario):
+    shape = dataclasses.replace(scenario.shape, depth=max(depth, scenario.shape.depth))
     try:
-        violation = replay(find(mode), scenario.shape, scenario.script)
+        violation = replay(find(mode), shape, scenario.script)
     except Impossible as error:
         pytest.skip(str(error))
     assert violation is None, violation.story
 
 
-@pytest.mark.parametrize("mode", [m for m in MODES if m != "kvledger-sync"])
-@pytest.mark.parametrize("scenario", [s for s in SCENARIOS if s.shape.depth == 1], ids=lambda s: s.name)
-def test_scenario_breaks_nothing_with_two_steps_in_flight(mode, scenario):
-    try:
-        violation = replay(find(mode), dataclasses.replace(scenario.shape, depth=2), scenario.script)
-    except Impossible as error:
-        pytest.skip(str(error))
+@pytest.mark.parametrize(("mode", "name", "depth"), MACHINE_RUNS)
+def test_machine_finds_nothing(mode, name, depth):
+    machine = machines.machine_for(name, find(mode), shapes=machines.shapes_of(depth))
+    violation = machines.run_machine(machine, "dev", max_examples=8)
     assert violation is None, violation.story
-
-
-@pytest.mark.parametrize("mode", ["kvledger", "kvledger-direct"])
-@pytest.mark.parametrize("name", machines.MACHINES)
-def test_machine_finds_nothing(mode, name):
-    run(mode, name)
-
-
-@pytest.mark.parametrize("mode", ["kvledger", "kvledger-direct"])
-@pytest.mark.parametrize("name", machines.MACHINES)
-def test_machine_finds_nothing_with_two_steps_in_flight(mode, name):
-    run(mode, name, depth=2)
-
-
-@pytest.mark.parametrize("name", ["stores", "everything"])
-def test_machine_finds_nothing_in_saved_decode_blocks_with_two_steps_in_flight(name):
-    run("kvledger-decode", name, depth=2)
+    assert machine.tally.runs >= 8
+    assert sum(machine.tally.actions.values()) >= 60
 
 
 def test_synchronous_loads_are_refused_with_two_steps_in_flight():
@@ -63,19 +63,6 @@ def test_synchronous_loads_are_refused_with_two_steps_in_flight():
     assert refused.value.__cause__.field == "load_async"
     with driving(find("kvledger-sync"), compat.Shape(depth=2, role="kv_producer")) as driver:
         assert driver.engine.core is not None  # a producer does not load then, so nothing is wrong with it
-
-
-@pytest.mark.parametrize("name", ["loads", "late", "everything"])
-def test_machine_finds_nothing_with_synchronous_loads(name):
-    run("kvledger-sync", name)
-
-
-def run(mode: str, name: str, depth: int = 1) -> None:
-    machine = machines.machine_for(name, find(mode), shapes=machines.shapes_of(depth))
-    violation = machines.run_machine(machine, "dev", max_examples=8)
-    assert violation is None, violation.story
-    assert machine.tally.runs >= 8
-    assert sum(machine.tally.actions.values()) >= 60
 
 
 def test_machines_reach_what_they_are_for():

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -116,77 +117,75 @@ def world() -> Iterator[World]:
         yield made
 
 
-class TestScriptedTrouble:
-    def put(self, store: Any, source: torch.Tensor) -> Any:
-        return store.batch_put_from(["a", "b"], [source.data_ptr(), source.data_ptr() + 8], [8, 8], None)
+SOURCE = torch.arange(16, dtype=torch.uint8)
 
-    @pytest.mark.parametrize(
-        ("kind", "answer"), [("short", [0]), ("long", [0, 0, 0]), ("none", None), ("late", [-800, -800])]
-    )
-    def test_odd_answers(self, world, kind, answer):
-        world.add_fault(Fault(operation="put", kind=kind))
-        store = standin.MooncakeDistributedStore()
-        source = torch.arange(16, dtype=torch.uint8)
-        assert self.put(store, source) == answer
-        assert self.put(store, source) == [0, 0]
 
-    @pytest.mark.parametrize(("kind", "stored"), [("raise", 0), ("raise_after", 2)])
-    def test_exceptions_before_and_after_the_copy(self, world, kind, stored):
-        world.add_fault(Fault(operation="put", kind=kind))
-        with pytest.raises(RuntimeError, match="scripted"):
-            self.put(standin.MooncakeDistributedStore(), torch.arange(16, dtype=torch.uint8))
-        assert len(world.objects) == stored
+@pytest.fixture
+def store(world) -> standin.MooncakeDistributedStore:
+    return standin.MooncakeDistributedStore()
 
-    def test_refusal_at_one_position_moves_the_others(self, world):
-        world.add_fault(Fault(operation="put", kind="code", code=-200, positions=(0,)))
-        assert self.put(standin.MooncakeDistributedStore(), torch.arange(16, dtype=torch.uint8)) == [-200, 0]
-        assert list(world.objects) == ["b"]
 
-    def test_late_get_writes_when_it_lands(self, world):
-        store = standin.MooncakeDistributedStore()
-        self.put(store, torch.arange(16, dtype=torch.uint8))
-        world.add_fault(Fault(operation="get", kind="late"))
-        target = torch.zeros(8, dtype=torch.uint8)
-        assert store.batch_get_into(["b"], [target.data_ptr()], [8]) == [-800]
-        assert target.sum() == 0
-        assert world.land() == 1
-        assert target.tolist() == list(range(8, 16))
+def put(store: Any) -> Any:
+    """Two objects of eight bytes."""
+    return store.batch_put_from(["a", "b"], [SOURCE.data_ptr(), SOURCE.data_ptr() + 8], [8, 8], None)
 
-    def test_capacity_and_eviction(self, world):
-        world.capacity = 8
-        store = standin.MooncakeDistributedStore()
-        assert self.put(store, torch.arange(16, dtype=torch.uint8)) == [0, -200]
-        assert world.evict(["a", "nowhere"]) == 1
-        assert store.batch_is_exist(["a"]) == [0]
 
-    def test_call_after_close_is_noted(self, world):
-        store = standin.MooncakeDistributedStore()
-        store.close()
-        with pytest.raises(standin.CallAfterCloseError):
-            store.batch_is_exist(["a"])
-        assert world.closed_calls == ["rank0: batch_is_exist"]
+@pytest.mark.parametrize(
+    ("kind", "answer"), [("short", [0]), ("long", [0, 0, 0]), ("none", None), ("late", [-800, -800])]
+)
+def test_odd_answers(world, store, kind, answer):
+    world.add_fault(Fault(operation="put", kind=kind))
+    assert put(store) == answer
+    assert put(store) == [0, 0]
+
+
+@pytest.mark.parametrize(("kind", "stored"), [("raise", 0), ("raise_after", 2)])
+def test_exceptions_before_and_after_the_copy(world, store, kind, stored):
+    world.add_fault(Fault(operation="put", kind=kind))
+    with pytest.raises(RuntimeError, match="scripted"):
+        put(store)
+    assert len(world.objects) == stored
+
+
+def test_refusal_at_one_position_moves_the_others(world, store):
+    world.add_fault(Fault(operation="put", kind="code", code=-200, positions=(0,)))
+    assert put(store) == [-200, 0]
+    assert list(world.objects) == ["b"]
+
+
+def test_late_get_writes_when_it_lands(world, store):
+    put(store)
+    world.add_fault(Fault(operation="get", kind="late"))
+    target = torch.zeros(8, dtype=torch.uint8)
+    assert store.batch_get_into(["b"], [target.data_ptr()], [8]) == [-800]
+    assert target.sum() == 0
+    assert world.land() == 1
+    assert target.tolist() == list(range(8, 16))
+
+
+def test_capacity_and_eviction(world, store):
+    world.capacity = 8
+    assert put(store) == [0, -200]
+    assert world.evict(["a", "nowhere"]) == 1
+    assert store.batch_is_exist(["a"]) == [0]
+
+
+def test_call_after_close_is_noted(world, store):
+    store.close()
+    with pytest.raises(standin.CallAfterCloseError):
+        store.batch_is_exist(["a"])
+    assert world.closed_calls == ["rank0: batch_is_exist"]
 
 
 @pytest.mark.parametrize(("phase", "seen"), [("before", 0), ("during", 1), ("after", 2)])
-def test_call_can_be_held_before_during_and_after_its_copy(world, phase, seen):
-    import threading
-
-    store = standin.MooncakeDistributedStore()
-    source = torch.arange(16, dtype=torch.uint8)
+def test_call_can_be_held_before_during_and_after_its_copy(world, store, phase, seen):
     world.hold("rank0", "put", phase)
-    done = threading.Event()
-
-    def call() -> None:
-        store.batch_put_from(["a", "b"], [source.data_ptr()] * 2, [8, 8], None)
-        done.set()
-
-    thread = threading.Thread(target=call)
-    thread.start()
-    with world.changed:
-        assert world.changed.wait_for(lambda: bool(world.held()), timeout=10)
-    assert len(world.objects) == seen
-    assert not done.is_set()
-    world.release()
-    assert done.wait(10)
-    thread.join()
+    with ThreadPoolExecutor() as thread:
+        answer = thread.submit(put, store)
+        with world.changed:
+            assert world.changed.wait_for(lambda: bool(world.held()), timeout=10)
+        assert len(world.objects) == seen
+        assert not answer.done()
+        world.release()
+        assert answer.result(10) == [0, 0]
     assert len(world.objects) == 2

@@ -11,8 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -58,57 +58,66 @@ class Exits:
         return ended
 
 
-def put(store: EmbeddedStore, key: str, content: bytes) -> None:
-    client = MooncakeClient.connect(
-        settings_for(store.directory).attached_to(store.master_address), segment_bytes=0, buffer_bytes=0, name="test"
-    )
-    memory = ctypes.create_string_buffer(content, len(content))
-    client.register(ctypes.addressof(memory), len(content))
-    assert client.put([key], [[ctypes.addressof(memory)]], [[len(content)]]) == [0]
+def transfer(store: EmbeddedStore, operation: str, key: str, memory: "ctypes.Array[ctypes.c_char]") -> list[int]:
+    """One `put` or `get` by a client of its own."""
+    settings = settings_for(store.directory).attached_to(store.master_address)
+    client = MooncakeClient.connect(settings, segment_bytes=0, buffer_bytes=0, name="test")
+    client.register(ctypes.addressof(memory), len(memory))
+    codes: list[int] = getattr(client, operation)([key], [[ctypes.addressof(memory)]], [[len(memory)]])
     client.close(5)
+    return codes
 
 
-def get(store: EmbeddedStore, key: str, size: int) -> bytes:
-    client = MooncakeClient.connect(
-        settings_for(store.directory).attached_to(store.master_address), segment_bytes=0, buffer_bytes=0, name="test"
-    )
-    memory = ctypes.create_string_buffer(size)
-    client.register(ctypes.addressof(memory), size)
-    assert client.get([key], [[ctypes.addressof(memory)]], [[size]]) == [size]
-    client.close(5)
-    return memory.raw
+class EngineProcess(subprocess.Popen[str]):
+    """Another process that takes a lease, until it is killed or its input ends."""
+
+    def __init__(self, folder: Path) -> None:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        command = [sys.executable, "-c", LEASE, str(folder)]
+        super().__init__(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+
+    def daemon(self) -> int:
+        """The daemon's process id, once the lease is taken."""
+        assert self.stdout is not None
+        return int(self.stdout.readline())
 
 
-def engine(folder: Path, then: str) -> "subprocess.Popen[str]":
-    """Another process that takes a lease, prints the daemon's pid, and then does something."""
-    script = f"""
-import os, sys
+LEASE = f"""
+import sys
 from kvledger.config import load_settings
 from kvledger.mooncake.embedded import ensure_embedded
-store = ensure_embedded(load_settings(
-    {{"embedded_dir": sys.argv[1], "embedded_linger_s": 0.0, "global_segment_size": {16 * MIB}}}, {{}}))
+values = {{"embedded_dir": sys.argv[1], "embedded_linger_s": 0.0, "global_segment_size": {16 * MIB}}}
+store = ensure_embedded(load_settings(values, {{}}))
 print(store.pid, flush=True)
-{then}
+sys.stdin.read()
 """
-    return subprocess.Popen(
-        [sys.executable, "-c", script, str(folder)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
+
+
+@pytest.fixture
+def fake_mooncake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Gives the daemon's Python a Mooncake that is this code."""
+
+    def make(code: str) -> None:
+        folder = tmp_path / "path" / "mooncake"
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").write_text(code)
+        monkeypatch.setenv("PYTHONPATH", str(folder.parent))
+
+    return make
 
 
 def test_objects_outlive_the_engine_that_stored_them_and_later_engines_find_the_store(tmp_path: Path) -> None:
     with ensured(settings_for(tmp_path, linger_s=60)) as first:
-        put(first, "k", b"kept")
+        assert transfer(first, "put", "k", ctypes.create_string_buffer(b"kept", 4)) == [0]
         assert list_keys(first.metrics_port) == ["k"]
         first.release()
         first.release()
         assert not first.alive()  # as far as this lease knows
         with ensured(settings_for(tmp_path)) as second:
             assert second.info == first.info
-            assert get(second, "k", 4) == b"kept"
+            memory = ctypes.create_string_buffer(4)
+            assert transfer(second, "get", "k", memory) == [4]
+            assert memory.raw == b"kept"
 
 
 def test_the_store_ends_after_the_last_lease_and_leaves_nothing_but_its_log(tmp_path: Path) -> None:
@@ -127,43 +136,37 @@ def test_the_store_ends_after_the_last_lease_and_leaves_nothing_but_its_log(tmp_
 
 
 def test_a_crash_of_the_engine_gives_its_lease_back(tmp_path: Path) -> None:
-    crashed = engine(tmp_path, "sys.stdin.read()")
-    assert crashed.stdout is not None
-    exits = Exits(int(crashed.stdout.readline()))
-    crashed.kill()
-    crashed.communicate(timeout=20)
+    with EngineProcess(tmp_path) as crashed:
+        exits = Exits(crashed.daemon())
+        crashed.kill()
     assert exits.wait(20)
 
 
 def test_engines_that_start_together_share_one_store(tmp_path: Path) -> None:
-    engines = [engine(tmp_path, "sys.stdin.read()") for _ in range(4)]
-    pids = [int(one.stdout.readline()) for one in engines if one.stdout is not None]
-    exits = Exits(pids[0])
-    for one in engines:
-        one.communicate("", timeout=30)
-    assert len(pids) == 4
-    assert len(set(pids)) == 1
+    with ExitStack() as running:
+        engines = [running.enter_context(EngineProcess(tmp_path)) for _ in range(4)]
+        (pid,) = {one.daemon() for one in engines}
+        exits = Exits(pid)
     assert exits.wait(20)
 
 
 def test_the_store_survives_the_engine_that_started_it(tmp_path: Path) -> None:
     """It is no child of the engine: another session, no zombie, and signals to the engine's group do not reach it."""
-    starter = engine(tmp_path, "sys.stdin.read()")
-    assert starter.stdout is not None
-    pid = int(starter.stdout.readline())
-    with ensured(settings_for(tmp_path)) as store:
-        assert store.pid == pid
-        assert os.getsid(pid) not in (os.getsid(0), os.getsid(starter.pid))
-        starter.kill()
-        starter.communicate(timeout=20)
-        assert store.alive()
-        check_master(store.master_address, 5)
+    with EngineProcess(tmp_path) as starter:
+        pid = starter.daemon()
+        with ensured(settings_for(tmp_path)) as store:
+            assert store.pid == pid
+            assert os.getsid(pid) not in (os.getsid(0), os.getsid(starter.pid))
+            starter.kill()
+            starter.wait(20)
+            assert store.alive()
+            check_master(store.master_address, 5)
 
 
 def test_another_folder_is_another_store(tmp_path: Path) -> None:
     with ensured(settings_for(tmp_path / "a")) as one, ensured(settings_for(tmp_path / "b")) as other:
         assert one.pid != other.pid
-        put(one, "k", b"1")
+        assert transfer(one, "put", "k", ctypes.create_string_buffer(1)) == [0]
         assert list_keys(one.metrics_port) == ["k"]
         assert list_keys(other.metrics_port) == []
 
@@ -224,12 +227,8 @@ def test_rubbish_on_the_socket_costs_only_that_connection(tmp_path: Path) -> Non
         assert store.alive()
 
 
-def test_a_start_that_fails_tells_why_with_the_end_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The daemon's Python finds no Mooncake: a package of that name that raises what a missing library raises."""
-    fake = tmp_path / "path" / "mooncake"
-    fake.mkdir(parents=True)
-    (fake / "__init__.py").write_text("raise ImportError('libibverbs.so.1: cannot open shared object file')")
-    monkeypatch.setenv("PYTHONPATH", str(fake.parent))
+def test_a_start_that_fails_tells_why_with_the_end_of_the_log(tmp_path, fake_mooncake, monkeypatch) -> None:
+    fake_mooncake("raise ImportError('libibverbs.so.1: cannot open shared object file')")
     with pytest.raises(StoreError, match=r"(?s)libibverbs1.*the end of .*daemon\.log:.*did not start"):
         ensure_embedded(settings_for(tmp_path / "store"))
     monkeypatch.undo()
@@ -237,11 +236,8 @@ def test_a_start_that_fails_tells_why_with_the_end_of_the_log(tmp_path: Path, mo
         assert store.alive()
 
 
-def test_a_start_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = tmp_path / "path" / "mooncake"
-    fake.mkdir(parents=True)
-    (fake / "__init__.py").write_text("import os, signal\nprint(os.getpid(), flush=True)\nsignal.pause()")
-    monkeypatch.setenv("PYTHONPATH", str(fake.parent))
+def test_a_start_that_hangs_is_ended(tmp_path, fake_mooncake, monkeypatch) -> None:
+    fake_mooncake("import os, signal\nprint(os.getpid(), flush=True)\nsignal.pause()")
     monkeypatch.setattr(embedded, "START_TIMEOUT_S", 2.0)
     with pytest.raises(StoreError, match="not ready in 2 s") as caught:
         ensure_embedded(settings_for(tmp_path / "store"))
