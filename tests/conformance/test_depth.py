@@ -1,6 +1,7 @@
 """Two steps in flight: the order is vLLM's, forwards run late, events wait for them, and W-03 is seen on vLLM's own connector."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import pytest
 
@@ -26,52 +27,34 @@ class TestStream:
         assert event.query()
 
     def test_another_thread_sleeps_until_the_forward_has_run(self):
-        stream, over = Stream(), threading.Event()
+        stream = Stream()
         number = stream.launch(lambda: None)
         with on(stream):
             event = recorded()
-
-        def wait() -> None:
-            event.synchronize()
-            over.set()
-
-        thread = threading.Thread(target=wait)
-        thread.start()
-        assert not over.is_set()
-        stream.run_to(number)
-        assert over.wait(10)
-        thread.join()
+        with ThreadPoolExecutor() as other:
+            waiting = other.submit(event.synchronize)
+            assert not waiting.done()
+            stream.run_to(number)
+            waiting.result(10)
 
     def test_event_that_was_never_recorded_is_done(self):
         assert Event().query()
 
 
-def order_of(script):
-    seen: list[str] = []
+def test_core_schedules_a_step_before_it_has_the_output_of_the_one_before():
+    calls = Mock()
     with driving(targets.find("kvledger"), TWO) as driver:
         core = driver.engine.scheduler
-
-        def noted(name, hook):
-            def call(*arguments):
-                seen.append(name)
-                return hook(*arguments)
-
-            return call
-
-        core.schedule = noted("schedule", core.schedule)
-        core.update_from_output = noted("update", core.update_from_output)
-        driver.run(script)
-        held = len(driver.engine.flights)
+        for hook in ("schedule", "update_from_output"):
+            calls.attach_mock(Mock(wraps=getattr(core, hook)), hook)
+            setattr(core, hook, getattr(calls, hook))
+        driver.do("add", name="a", blocks="a", tail=1, tokens=6)
+        driver.do("steps", count=3)
+        assert len(driver.engine.flights) == 1
         driver.do("finish")
-    return seen, held
-
-
-def test_core_schedules_a_step_before_it_has_the_output_of_the_one_before():
-    add = {"do": "add", "name": "a", "blocks": "a", "tail": 1, "tokens": 6}
-    seen, held = order_of([add, *[{"do": "step"}] * 3])
-    assert seen[:5] == ["schedule", "schedule", "update", "schedule", "update"]
-    assert held == 1
-    assert seen.count("schedule") == seen.count("update")
+    seen = [name for name, *_ in calls.mock_calls]
+    assert seen[:5] == ["schedule", "schedule", "update_from_output", "schedule", "update_from_output"]
+    assert seen.count("schedule") == seen.count("update_from_output")
 
 
 def test_request_that_stops_leaves_a_step_in_flight():

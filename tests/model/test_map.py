@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SPEC, CODE = ROOT / "spec", ROOT / "impl" / "kvledger"
 MAP: dict[str, Any] = tomllib.loads((SPEC / "map.toml").read_text(encoding="utf-8"))
 ENTRIES: list[dict[str, Any]] = MAP["action"]
+BASE = "distributed/kv_transfer/kv_connector/v1/base.py"
 PROTOCOL = {"Ledger": "protocol/ledger.py", "RankLedger": "protocol/rank.py"}
 
 
@@ -43,6 +44,15 @@ def functions(file: Path) -> dict[str, str]:
     return found
 
 
+@pytest.fixture(scope="module")
+def vllm() -> Path:
+    """Where vLLM's sources are; it is not imported."""
+    spec = importlib.util.find_spec("vllm")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("vllm is not installed")
+    return Path(spec.submodule_search_locations[0])
+
+
 def test_every_action_is_mapped_once() -> None:
     mapped = [e["spec"] for e in ENTRIES if not e.get("decision")]
     assert sorted(mapped) == sorted(set(mapped))
@@ -69,24 +79,15 @@ def test_the_functions_that_decide_name_the_action(entry: dict[str, Any]) -> Non
         assert re.search(rf"`{entry['spec']}`", functions(CODE / file)[function]), named
 
 
-def test_what_banners_say_of_the_code_exists() -> None:
+def test_what_banners_say_of_the_code_exists(vllm: Path) -> None:
     """`module.function` in a CODE line is one of ours; other names with an underscore are vLLM's."""
     banners = re.findall(r"CODE +((?:.|\n {10,})*)", (SPEC / "MooncakeStore.tla").read_text(encoding="utf-8"))
     ours = {f"{p.stem}.{name.split('.')[-1]}" for p in CODE.rglob("*.py") for name in functions(p)}
     named = {n for banner in banners for n in re.findall(r"\b[a-z]+\.[a-z]\w+", banner)}
     assert len(named) >= 10
     assert named <= ours
-    vllm = importlib.util.find_spec("vllm")
-    if vllm is None or not vllm.submodule_search_locations:
-        pytest.skip("vllm is not installed")
-    folder = Path(next(iter(vllm.submodule_search_locations)))
-    places = (
-        "v1/core/sched/scheduler.py",
-        "v1/core/kv_cache_manager.py",
-        "distributed/kv_transfer/kv_connector/v1/base.py",
-        "v1/outputs.py",
-    )
-    text = "".join((folder / place).read_text(encoding="utf-8") for place in places)
+    places = ("v1/core/sched/scheduler.py", "v1/core/kv_cache_manager.py", BASE, "v1/outputs.py")
+    text = "".join((vllm / place).read_text(encoding="utf-8") for place in places)
     theirs = {n for banner in banners for n in re.findall(r"(?<![.\[\w])_?[a-z]+(?:_[a-z]+)+(?![/\w])", banner)}
     assert len(theirs) >= 10
     assert sorted(n for n in theirs if not re.search(rf"\b{n}\b", text)) == []
@@ -102,16 +103,9 @@ def test_every_protocol_function_is_mapped_or_excused(cls: str) -> None:
     assert public == mapped | excused
 
 
-def test_hooks_exist_in_vllm() -> None:
-    spec = importlib.util.find_spec("vllm")
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip("vllm is not installed")
-    folder = Path(next(iter(spec.submodule_search_locations))) / "distributed" / "kv_transfer" / "kv_connector" / "v1"
-    hooks = {
-        f.split(".")[1] for f in functions(folder / "base.py") if f.startswith(("KVConnectorBase_V1.", "SupportsHMA."))
-    }
-    named = {h for e in ENTRIES for h in e["hook"]}
-    assert named <= hooks
+def test_hooks_exist_in_vllm(vllm: Path) -> None:
+    hooks = {f.split(".")[1] for f in functions(vllm / BASE) if f.startswith(("KVConnectorBase_V1.", "SupportsHMA."))}
+    assert {h for e in ENTRIES for h in e["hook"]} <= hooks
 
 
 def test_the_readme_names_every_action_and_property() -> None:
