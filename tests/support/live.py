@@ -140,21 +140,19 @@ def live_engine(
         load_failures="fail",
     )
 
-    def extra(address: str) -> dict[str, Any]:
-        return {
-            "master_server_address": address,
-            "mode": "standalone-store",
-            "staging_bytes": "1MiB",
-            "max_batch_bytes": "64KiB",
-            "shutdown_timeout_s": 5.0,
-            "lookup_wait_s": 0.5,
-            "cache_prefix": cache_prefix,
-            **settings,
-        }
-
+    extra = {
+        "master_server_address": store.master_address,
+        "mode": "standalone-store",
+        "staging_bytes": "1MiB",
+        "max_batch_bytes": "64KiB",
+        "shutdown_timeout_s": 5.0,
+        "lookup_wait_s": 0.5,
+        "cache_prefix": cache_prefix,
+        **settings,
+    }
     clients: dict[str, FaultyStore] = {}
     FaultyConnector.clients = clients
-    target = Target("kvledger", __name__, FaultyConnector.__name__, extra)
+    target = Target("kvledger", __name__, FaultyConnector.__name__, lambda _: extra)
     with running(target, shape, store.master_address, kind=LiveEngine) as engine:
         assert isinstance(engine, LiveEngine)
         engine.store, engine.clients, engine.cache_prefix = store, clients, cache_prefix
