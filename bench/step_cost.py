@@ -83,7 +83,8 @@ class Bench:
             side.apply_reports(Report(job_id=j.job_id, rank=0, result=Result.DONE) for j in metadata.plan.jobs)
 
 
-def measure(address: str, requests: int, steps: int) -> dict[str, dict[str, float]]:
+def measure(address: str, requests: int, steps: int) -> dict[str, float]:
+    """One row: the medians of each connector."""
     benches = {n: Bench(make_scheduler(target, address, requests), requests) for n, target in CONNECTORS.items()}
     for bench in benches.values():
         for _ in range(10):
@@ -93,13 +94,12 @@ def measure(address: str, requests: int, steps: int) -> dict[str, dict[str, floa
     for _ in range(steps):
         for bench in benches.values():
             bench.step()
-    result = {
-        name: {"ms": 1000 * statistics.median(b.seconds), "bytes": statistics.median(b.bytes)}
-        for name, b in benches.items()
-    }
-    for bench in benches.values():
+    row: dict[str, float] = {"requests": requests}
+    for name, bench in benches.items():
+        row[f"{name} ms"] = 1000 * statistics.median(bench.seconds)
+        row[f"{name} bytes"] = statistics.median(bench.bytes)
         bench.scheduler.shutdown()
-    return result
+    return row
 
 
 def main() -> None:
@@ -108,15 +108,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
-    rows = []
     with (
         tempfile.TemporaryDirectory() as folder,
         running_embedded(folder, 64 << 20) as store,
         targets.VLLM.around(time.monotonic, store.master_address),
     ):
-        for requests in arguments.requests:
-            found = measure(store.master_address, requests, arguments.steps)
-            rows.append({"requests": requests, **{f"{k} {m}": v for k, r in found.items() for m, v in r.items()}})
+        rows = [measure(store.master_address, requests, arguments.steps) for requests in arguments.requests]
     print(
         f"{'requests':>8}  {'in-tree ms':>10}  {'kvledger ms':>11}  {'ratio':>6}  {'in-tree B':>10}  {'kvledger B':>10}"
     )

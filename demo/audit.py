@@ -28,23 +28,20 @@ EXAMPLES = 5  # poisoned objects named in the report
 
 @dataclasses.dataclass(slots=True)
 class Findings:
-    """What the audit saw. ``poisoned`` is the sum of the four ways to be wrong."""
+    """What the audit saw. ``wrong`` counts poisoned objects by what is wrong with them."""
 
     audited: int = 0
     bit_identical: int = 0
     max_error: float = 0.0
-    wrong_bytes: int = 0
-    wrong_size: int = 0
-    unknown_key: int = 0
-    unreadable: int = 0
+    wrong: dict[str, int] = dataclasses.field(default_factory=dict)
     examples: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def poisoned(self) -> int:
-        return self.wrong_bytes + self.wrong_size + self.unknown_key + self.unreadable
+        return sum(self.wrong.values())
 
     def blame(self, fault: str, key: str, detail: str) -> None:
-        setattr(self, fault, getattr(self, fault) + 1)
+        self.wrong[fault] = self.wrong.get(fault, 0) + 1
         if len(self.examples) < EXAMPLES:
             self.examples.append(f"{key}: {detail}")
 
@@ -99,20 +96,20 @@ def audit(
         match = KEY.search(key)
         record = match and expected.find(int(match["rank"]), match["hash"])
         if match is None or record is None:
-            findings.blame("unknown_key", key, "no request of this run could have this key")
+            findings.blame("unknown key", key, "no request of this run could have this key")
             continue
         data = get(key)
         if not data:
             findings.blame("unreadable", key, "listed, but the store does not hand it out")
         elif len(data) != len(record):
-            findings.blame("wrong_size", key, f"{len(data)} bytes, should be {len(record)}")
+            findings.blame("wrong size", key, f"{len(data)} bytes, should be {len(record)}")
         elif data == record.tobytes():
             findings.bit_identical += 1
         else:
             error = relative_error(data, record.tobytes(), dtype)
             findings.max_error = max(findings.max_error, error)
             if error > tolerance:
-                findings.blame("wrong_bytes", key, f"off by {error:.2g} of its largest value")
+                findings.blame("wrong bytes", key, f"off by {error:.2g} of its largest value")
     return findings
 
 

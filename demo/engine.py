@@ -49,11 +49,9 @@ def build(order: Order) -> Any:
     gc.enable()
 
     plan = order.plan
-    kwargs: dict[str, Any] = {}
-    if order.store_address is None:
-        kwargs["worker_extension_cls"] = "demo.kv_reader.KVReader"
-    else:
-        kwargs["kv_transfer_config"] = plan.kv_transfer_config(order.store_address)
+    own: dict[str, Any] = {"worker_extension_cls": "demo.kv_reader.KVReader"}
+    if order.store_address is not None:
+        own = {"kv_transfer_config": plan.kv_transfer_config(order.store_address)}
     return LLM(
         model=plan.model,
         dtype=plan.dtype,
@@ -67,7 +65,7 @@ def build(order: Order) -> Any:
         enable_prefix_caching=True,
         disable_log_stats=False,
         seed=0,
-        **kwargs,
+        **own,
     )
 
 

@@ -52,9 +52,7 @@ def summarize(plan: Plan, runs: Mapping[str, dict[str, Any]], findings: dict[str
             "objects_bit_identical": findings["bit_identical"],
             "objects_max_error": findings["max_error"],
             "objects_tolerance": TOLERANCE,
-            "objects_wrong": {
-                name: findings[name] for name in ("wrong_bytes", "wrong_size", "unknown_key", "unreadable")
-            },
+            "objects_wrong": findings["wrong"],
             "poisoned_examples": findings["examples"],
         }
     values["faults"] = faults(values)
@@ -129,7 +127,7 @@ def audited(values: Mapping[str, Any]) -> str:
     if values["objects_audited"] is None:
         return "not done: the store is gone"
     text = f"{values['objects_audited']} / {values['objects_poisoned']}"
-    wrong = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in values["objects_wrong"].items() if count)
+    wrong = ", ".join(f"{count} {name}" for name, count in values["objects_wrong"].items())
     exact = f"{values['objects_bit_identical']} bit-identical, the others within {values['objects_max_error']:.1g}"
     return f"{text} ({wrong or exact}; tolerance {values['objects_tolerance']:g} of an object's largest value)"
 

@@ -1,6 +1,5 @@
 """vLLM's real scheduler and block pool, the real connector, a real store: what must hold whatever vLLM does."""
 
-import functools
 import os
 import signal
 import time
@@ -8,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from demo.faults import Fault, Gate, Operation
+from demo.faults import Fault, Gate
 from kvledger.mooncake.embedded import running_embedded
 from tests.support.live import LiveEngine, live_engine
 
@@ -41,11 +40,10 @@ def test_second_engine_serves_the_prompts_from_the_store(engines, ranks, load_as
     assert len(cold.stored_keys()) == 10 * ranks
 
 
-def hold(engine: LiveEngine, operation: Operation, *, rank: int = 0, call: int | None = None) -> Gate:
-    """Hold this rank's calls of an operation."""
+def hold_probes(engine: LiveEngine, of: str = "rank0", call: int | None = None) -> Gate:
+    """Hold this client's `exists`."""
     held = Gate()
-    client = engine.clients[f"rank{rank}"]
-    client.add(Fault(operation=operation, call=None if call is None else client.calls(operation) + call, gate=held))
+    engine.clients[of].add(Fault(operation="exists", call=call, gate=held))
     return held
 
 
@@ -61,7 +59,7 @@ def preempt(engine: LiveEngine, request_id: str) -> None:
 def test_blocks_of_a_preempted_request_are_not_reused_while_a_rank_still_reads_them(engines, slow_rank):
     """vLLM #52360: the pool must not hand the blocks out before every rank's completion was consumed."""
     engine = engines(ranks=2, num_blocks=12, max_num_seqs=1, max_pinned_blocks=8)
-    held = hold(engine, "exists", rank=slow_rank)
+    held = hold_probes(engine, f"rank{slow_rank}")
     engine.add("a", PROMPT_A, max_tokens=8)
     engine.step()
     mine = engine.scheduler.kv_cache_manager.get_block_ids("a")[0][:5]
@@ -101,7 +99,7 @@ def test_same_step_resume_after_a_reset_of_running_requests(engines, stored):
 def test_reset_while_a_store_is_in_flight_fails_but_harms_nothing(engines):
     """vLLM checks the pool before it asks the connector, so pins make the reset raise; the engine must go on."""
     engine = engines(ranks=1)
-    held = hold(engine, "exists")
+    held = hold_probes(engine)
     engine.add("a", PROMPT_A, max_tokens=8)
     engine.step()
     with pytest.raises(RuntimeError, match="reset"):
@@ -113,7 +111,7 @@ def test_reset_while_a_store_is_in_flight_fails_but_harms_nothing(engines):
 def test_preempted_requests_find_in_the_store_what_their_own_jobs_saved(engines):
     """A preempted request's queued jobs still run: its resume loads instead of recomputing."""
     engine = engines(num_blocks=40)
-    held = hold(engine, "exists", call=1)
+    held = hold_probes(engine, call=1)
     engine.add("a", PROMPT_A, max_tokens=6)
     engine.step()
     assert held.reached.wait(10)
@@ -170,7 +168,7 @@ def test_failed_store_is_retried_while_the_request_lives(engines):
 
 def test_pins_never_starve_a_full_length_request_while_the_store_hangs(engines):
     engine = engines(stall_timeout_s=0.05)
-    held = hold(engine, "exists")
+    held = hold_probes(engine)
     for i in range(6):
         engine.add(f"r{i}", [400 + i] * 30, max_tokens=20)
     engine.add("long", list(range(50)), max_tokens=14)
@@ -192,7 +190,7 @@ def test_dead_master_costs_hits_only_and_no_long_wait(tmp_path):
         os.kill(store.master_pid, signal.SIGKILL)
         for i in range(8):
             engine.add(f"r{i}", [500 + i] * 20, max_tokens=20)
-            engine.run(functools.partial(lambda r: engine.requests[r].is_finished(), f"r{i}"))
+            engine.run(engine.requests[f"r{i}"].is_finished)
         engine.run_to_idle(timeout_s=90)
         engine.assert_outputs()
         engine.assert_idle()
@@ -200,15 +198,9 @@ def test_dead_master_costs_hits_only_and_no_long_wait(tmp_path):
         assert engine.connector.snapshot()["store_jobs"]["failed"] > 0
 
 
-def silence(engine: LiveEngine) -> Gate:
-    held = Gate()
-    engine.clients["lookup"].add(Fault(operation="exists", gate=held))
-    return held
-
-
 def test_silent_store_is_a_miss_after_the_bound_and_never_holds_up_a_step(engines):
     engine = engines(lookup_wait_s=0.01, lookup_timeout_s=3.0)
-    held = silence(engine)
+    held = hold_probes(engine, "lookup")
     for i in range(20):
         engine.add(f"r{i}", [500 + i] * 20)
     engine.run(lambda: all(r.is_finished() for r in engine.requests.values()))
@@ -228,7 +220,7 @@ def test_waiting_request_is_looked_up_once(engines):
 
 def test_abort_before_the_answer_leaves_nothing(engines):
     engine = engines(lookup_wait_s=0.0)
-    held = silence(engine)
+    held = hold_probes(engine, "lookup")
     engine.add("a", PROMPT_A)
     engine.step()
     engine.abort("a")

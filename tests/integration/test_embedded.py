@@ -287,9 +287,3 @@ def test_the_helper_ends_what_it_started(tmp_path: Path, caplog: pytest.LogCaptu
     assert exits.wait(5)
     with pytest.raises(StoreError, match="no answer from the master"):
         list_keys(store.metrics_port)
-
-
-def test_the_helper_copes_with_a_store_that_is_gone(tmp_path: Path) -> None:
-    with running_embedded(tmp_path, 16 * MIB) as store:
-        os.kill(store.master_pid, signal.SIGKILL)
-        assert store.wait_ended(20)

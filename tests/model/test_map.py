@@ -66,9 +66,8 @@ def test_every_action_has_a_banner_in_the_model() -> None:
     assert not missing
 
 
-@pytest.mark.parametrize("entry", [e for e in ENTRIES if e.get("decision")], ids=lambda e: e["spec"])
-def test_decisions_exist_in_the_model(entry: dict[str, Any]) -> None:
-    assert entry["spec"] in definitions("MooncakeStoreLedger.tla")
+def test_decisions_exist_in_the_model() -> None:
+    assert {e["spec"] for e in ENTRIES if e.get("decision")} <= definitions("MooncakeStoreLedger.tla")
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: e["spec"])

@@ -28,11 +28,6 @@ def test_every_action_with_code_has_a_row() -> None:
     assert {a for a in inside_others if f"`{a}`" not in PAGE and f"`{a}:" not in PAGE} == set()
 
 
-@pytest.mark.parametrize("table", ["RANK_LIFE", "LOAD_LIFE"])
-def test_both_tables_of_lives_stand_there(table: str) -> None:
-    assert f"<!-- {table}: begin -->\n```mermaid\n" in PAGE
-
-
 @pytest.mark.parametrize("value", [*Life, *Load, *Result], ids=str)
 def test_every_life_and_result_is_explained(value: Life | Load | Result) -> None:
     assert re.search(rf"`(?:\w+\.)?{value.name}`", PAGE)

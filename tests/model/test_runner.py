@@ -183,12 +183,6 @@ def test_every_property_is_in_a_model_and_kills_a_mutant() -> None:
     assert said == []
 
 
-def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        main.main(["--help"])
-    assert "./dev spec no-pins" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -41,21 +41,21 @@ def test_right_object_whatever_its_key_begins_with(expected: Expected, prefix: s
 @pytest.mark.parametrize(
     ("data", "key", "fault"),
     [
-        pytest.param((VALUES[::-1]).tobytes(), KEY, "wrong_bytes", id="another block's bytes"),
-        pytest.param((VALUES * 1.01).tobytes(), KEY, "wrong_bytes", id="one percent off"),
-        pytest.param(np.full_like(VALUES, np.nan).tobytes(), KEY, "wrong_bytes", id="not numbers"),
-        pytest.param(bytes(VALUES.nbytes), KEY, "wrong_bytes", id="zeros"),
-        pytest.param(VALUES.tobytes()[:-4], KEY, "wrong_size", id="short"),
-        pytest.param(VALUES.tobytes() * 2, KEY, "wrong_size", id="long"),
+        pytest.param((VALUES[::-1]).tobytes(), KEY, "wrong bytes", id="another block's bytes"),
+        pytest.param((VALUES * 1.01).tobytes(), KEY, "wrong bytes", id="one percent off"),
+        pytest.param(np.full_like(VALUES, np.nan).tobytes(), KEY, "wrong bytes", id="not numbers"),
+        pytest.param(bytes(VALUES.nbytes), KEY, "wrong bytes", id="zeros"),
+        pytest.param(VALUES.tobytes()[:-4], KEY, "wrong size", id="short"),
+        pytest.param(VALUES.tobytes() * 2, KEY, "wrong size", id="long"),
         pytest.param(b"", KEY, "unreadable", id="gone"),
-        pytest.param(VALUES.tobytes(), KEY.replace("ab", "ba"), "unknown_key", id="hash of no request"),
-        pytest.param(VALUES.tobytes(), KEY.replace("@r0", "@r1"), "unknown_key", id="rank that does not exist"),
-        pytest.param(VALUES.tobytes(), "something else", "unknown_key", id="foreign key"),
+        pytest.param(VALUES.tobytes(), KEY.replace("ab", "ba"), "unknown key", id="hash of no request"),
+        pytest.param(VALUES.tobytes(), KEY.replace("@r0", "@r1"), "unknown key", id="rank that does not exist"),
+        pytest.param(VALUES.tobytes(), "something else", "unknown key", id="foreign key"),
     ],
 )
 def test_poisoned_object(expected: Expected, data: bytes, key: str, fault: str) -> None:
     findings = look(expected, data, key)
-    assert getattr(findings, fault) == findings.poisoned == 1
+    assert (findings.wrong, findings.poisoned) == ({fault: 1}, 1)
     assert key in findings.examples[0]
 
 
@@ -74,7 +74,7 @@ def engine_run(**changes: Any) -> dict[str, Any]:
 
 
 def verdict(poisoned: int = 0, audited: int = 4, **changes: Any) -> dict[str, Any]:
-    findings = Findings(audited=audited, wrong_bytes=poisoned)
+    findings = Findings(audited=audited, wrong={"wrong bytes": poisoned})
     runs = {"reference": engine_run(), "cold": engine_run(preemptions=0), "warm": engine_run(**changes)}
     return report.summarize(Plan(model="m"), runs, findings.as_dict())
 
