@@ -13,6 +13,26 @@ from tests.support.live import live_engine
 PROMPT = list(range(100, 120))
 
 
+def test_recording_tells_every_job_from_its_emission_to_its_release(store, tmp_path):
+    with live_engine(store, ranks=2, trace_dir=str(tmp_path), retry_backoff_s=0.01) as engine:
+        engine.clients["rank1"].add(Fault(operation="put", call=1, code=-600))
+        for name in "abc":
+            engine.add(name, PROMPT, max_tokens=30)
+        engine.run_to_idle()
+        engine.assert_right()
+
+    events = recorded(tmp_path)
+
+    assert [e["seq"] for e in events] == list(range(len(events)))
+    assert events[0]["action"] == "Header"
+    emitted = {e["job"]: e["blocks"] for e in events if e["action"] == "EmitStore" and e["job"] is not None}
+    released = {e["job"]: e["blocks"][::-1] for e in events if e["action"] == "Release"}
+    assert emitted == released
+    for job in emitted:
+        assert sorted(e["rank"] for e in events if e["action"] == "ApplyReport" and e["job"] == job) == [0, 1]
+    assert any(e["action"] == "ApplyReport" and e["result"] == "FAILED" for e in events)
+
+
 def recorded(folder: Path) -> list[dict[str, Any]]:
     """The events of an engine that has been closed."""
     (path,) = folder.iterdir()
@@ -28,6 +48,7 @@ def test_failed_synchronous_load_tells_whom_it_taints_and_what_leaves_the_cache(
         engine.clients["rank0"].add(Fault(operation="get", call=1, code=-704, positions=frozenset({2})))
         engine.add("a", PROMPT)
         engine.add("sharer", [*PROMPT, *range(200, 220)])
+        engine.run_to_idle()
         engine.assert_right()
 
     events = recorded(tmp_path)
