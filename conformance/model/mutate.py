@@ -13,60 +13,18 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from conformance.model import lint, manifest
 from conformance.tla import cfg, module, tlc
+from conformance.tla.graph import reached
 from conformance.tla.tlc import SPEC, find
 
 SURVIVORS = SPEC / "mutants" / "survivors.toml"
 FILES = ("MooncakeStore.tla", "MooncakeStoreLedger.tla")
-# Small models that together reach every action; a mutant goes through those that evaluate what it changes, until one
-# kills it. Safety first, then liveness.
-OFF, FEW_FAULTS = "<- FALSE", {"RankQuarantine": "<- FALSE", "Refusals": "<- NoRefusal"}
-MODELS: tuple[tuple[str, dict[str, str]], ...] = (
-    ("MCReset", {}),
-    ("MC", {"MaxJob": "= 1"}),
-    ("MCLoad", {"MaxJob": "= 1"}),
-    ("MCLoad", {"RankExpire": OFF, "RankDrop": OFF, "Evict": OFF, "ForeignPut": "<- ForeignPutHit"} | FEW_FAULTS),
-    (
-        "MCRanks",
-        {"Prompts": "<- ShortPrompt", "Blocks": "= {1}", "MaxPinned": "= 1", "MaxAttempts": "= 0", "Abort": OFF}
-        | FEW_FAULTS,
-    ),
-    ("MC", {"RankExpire": OFF, "RankDrop": OFF, "Evict": OFF, "Abort": OFF} | FEW_FAULTS),
-    ("MCPipe", {"PartSteps": "<- FullSteps", "Abort": OFF}),
-    ("MCSpace", {"Blocks": "= {1, 2}", "MayIdle": "<- NothingToDo"}),
-    ("MCSync", {"MaxJob": "= 1"}),
-    ("MCPrefix", {"MayIdle": "<- NothingToDo", "Preempt": OFF}),
-    ("MCLoadPipe", {"MayIdle": "<- NothingToDo", "MaxPinned": "= 0"}),
-    ("MCLiveStall", {"MaxJob": "= 1"}),
-    ("MCLive", {"MaxJob": "= 1"}),
-    ("MCLiveLoad", {"MaxJob": "= 1", "ForeignPut": "<- ForeignPutHit"}),
-)
-
-# Costly, and needed for what only loads with two steps in flight can tell.
-ONLY_FOR = {"MCLoadPipe": frozenset(["ToWaiting", "Preempt", "WithinBudget", "LoadsAllowed", "MayLoad"])}
-
-# Definitions that are values, not formulas, or hooks for narrow models: there is no conjunct to drop.
-NOT_FORMULAS = frozenset(
-    [
-        "Spec",
-        "Allocatable",
-        "Index",
-        "MayIdle",
-        "NoPrompt",
-        "Wiped",
-        "LastIdx",
-        "Shift",
-        "PollOrder",
-        "ReportedBad",
-        "Key",
-        "AfterEmit",
-        "AfterReports",
-        "Count",
-        "NewRetry",
-    ]
-)
+_TOLD = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+NOT_FORMULAS = frozenset(_TOLD["not_formulas"])
+MODELS: list[dict[str, Any]] = _TOLD["model"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +113,6 @@ def generate() -> list[Mutant]:
 
 def survivors() -> dict[str, str]:
     """Reasons by mutant name."""
-    if not SURVIVORS.exists():
-        return {}
     return {s["id"]: s["reason"] for s in tomllib.loads(SURVIVORS.read_text(encoding="utf-8"))["survivor"]}
 
 
@@ -188,14 +144,8 @@ def concerns(mutant: Mutant, config: cfg.Cfg) -> bool:
         return False
     if constants["Reqs"] == "= {1}" and mutant.old in {"owed = 0", r"owed \in {0, r}"}:
         return False
-    uses = _uses()
-    seen: set[str] = set()
-    todo = {*lint.actions(), *config.invariants, *config.properties} - gone
-    while todo:
-        name = todo.pop()
-        seen.add(name)
-        todo |= uses.get(name, set()) - seen - gone
-    return mutant.operator in seen
+    uses, named = _uses(), {*lint.actions(), *config.invariants, *config.properties}
+    return mutant.operator in reached(named - gone, lambda name: uses.get(name, set()) - gone)
 
 
 def try_one(mutant: Mutant, timeout_s: float = 600.0) -> tuple[str, str]:
@@ -208,15 +158,15 @@ def try_one(mutant: Mutant, timeout_s: float = 600.0) -> tuple[str, str]:
         for file in SPEC.glob("*.tla"):
             shutil.copy(file, folder / file.name)
         (folder / mutant.file).write_text(mutant.text(), encoding="utf-8")
-        for model, changes in MODELS:
-            config = cfg.read(find(f"{model}.cfg")).changed(changes)
-            if not concerns(mutant, config) or mutant.operator not in ONLY_FOR.get(model, {mutant.operator}):
+        for model in MODELS:
+            config = cfg.read(find(f"{model['name']}.cfg")).changed(model.get("set", {}))
+            if not concerns(mutant, config) or mutant.operator not in model.get("only_for", (mutant.operator,)):
                 continue
             run = tlc.check("MC", config.text(), timeout_s=timeout_s, short=True, folder=folder)
             if run.result in {"parse error", "config error"}:
-                return model, "NOT A MODULE"
+                return model["name"], "NOT A MODULE"
             if run.result != "pass":
-                return model, run.property or run.result
+                return model["name"], run.property or run.result
         if mutant.name.endswith("-guard") and mutant.operator in lint.actions():
             return "", ""  # an action with a guard less can do all that it could
         for check in (c for c in manifest.load() if c.kind == "reach" and not c.deep):
@@ -229,7 +179,7 @@ def try_one(mutant: Mutant, timeout_s: float = 600.0) -> tuple[str, str]:
 
 def _digest() -> str:
     """Hash of all that a result depends on: the modules, the configurations and the list of models."""
-    files = [*sorted(SPEC.glob("MooncakeStore*.tla")), SPEC / "MC.tla", *(find(f"{m}.cfg") for m, _ in MODELS)]
+    files = [*sorted(SPEC.glob("MooncakeStore*.tla")), SPEC / "MC.tla", *(find(f"{m['name']}.cfg") for m in MODELS)]
     return hashlib.sha256(b"".join(f.read_bytes() for f in files) + repr(MODELS).encode()).hexdigest()[:16]
 
 

@@ -1,31 +1,14 @@
 """A counterexample as a story: who did what, to which block, with which bytes."""
 
 import textwrap
+import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from conformance.tla.value import entries, state
 
-ACTORS = {
-    "Arrive": "client", "Abort": "client", "BecomeCalm": "world", "Evict": "store", "StallTimeout": "clock",
-    "DmaMove": "transfer engine", "DmaFail": "transfer engine", "RankForward": "GPU", "ReplayReport": "aggregator",
-    "RankAccept": "rank", "TakeReports": "rank", "RankStart": "rank", "RankDrop": "rank", "RankFinish": "rank",
-    "RankQuarantine": "rank", "RankExpire": "rank",
-}  # fmt: skip
-TELLS = {
-    "Arrive": "a request arrives", "Abort": "the request is aborted", "Finish": "the request is finished",
-    "Preempt": "the request is preempted, its blocks are freed", "Reset": "reset, new weights",
-    "PreemptForSpace": "no block is free: a request is preempted", "EmptyStep": "an empty step is scheduled",
-    "Compute": "the next block is scheduled", "AdmitCompute": "the request is admitted",
-    "AdmitLoad": "the request is admitted and waits for a load", "AdmitSyncLoad": "the request is admitted with a sync load",
-    "UpdateFromOutput": "the oldest step's output is processed", "RankForward": "the forward of a step is computed",
-    "RankAccept": "takes the jobs of its next step", "TakeReports": "hands its ready reports to the output of a step",
-    "RankStart": "starts a transfer", "RankDrop": "drops a queued job", "RankFinish": "the transfer call has returned",
-    "RankQuarantine": "the transfer call gave up, bytes may still move", "RankExpire": "the bound has passed",
-    "DmaMove": "the bytes of a block move", "DmaFail": "the transfer of a block fails", "Evict": "an object is evicted",
-    "ReplayReport": "a report arrives once more", "StallTimeout": "nothing was reported for stall_timeout_s",
-    "BecomeCalm": "no more disturbances from here on", "Stuttering": "nothing happens any more, for ever",
-}  # fmt: skip
+WORDS: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 def _bytes(content: tuple[str, int]) -> str:
@@ -139,8 +122,8 @@ def tell(trace: list[tuple[str, str]], violated: str) -> str:
             old = state(text)
             lines.append(f"{number:3}  nothing has happened yet; every block is free")
             continue
-        actor = ACTORS.get(action, "scheduler")
-        lines.append(f"{number:3}  {actor}: {TELLS.get(action, action)}  [{action}]")
+        actor, told = WORDS["by"].get(action, "scheduler"), WORDS["told"].get(action, action)
+        lines.append(f"{number:3}  {actor}: {told}  [{action}]")
         if not text or old is None:
             continue
         new = state(text)

@@ -1,43 +1,6 @@
-"""What each rule of `Trace.tla` says, for the person whose recording broke it."""
+"""What each rule of `Trace.tla` says, for the person whose recording broke it: `rules.toml`."""
 
-RULES: dict[str, str] = {
-    "BadIsInJob": "a report names only blocks of its job",
-    "BlocksAreDue": "a store takes blocks beyond the frontier, or that wait to be stored again",
-    "EvictsNothingElse": "blocks before the first bad one stay in the prefix cache",
-    "EvictsWhatRestsOnIt": "every block from the first bad one on leaves the prefix cache",
-    "FailedComeBack": "a failed block is stored again while attempts are left, and no other is",
-    "FailedHitNotOffered": "a request whose load failed is not offered a hit again",
-    "FirstReportOfThisRank": "a rank reports a job once",
-    "FrontierGrows": "the frontier of a generation never moves back",
-    "FrontierWithinStorable": "the frontier does not pass what is storable",
-    "GenerationIsCurrent": "only the current generation of a request acts",
-    "GenerationIsNew": "generation numbers are never used twice",
-    "GoodIffDone": "a report is DONE exactly if it names no bad block",
-    "IssuedIsNotRetried": "a block just issued does not wait to be stored again",
-    "JobIdIsNext": "job ids are given out in order, each once",
-    "JobIsLive": "a report is for a job that some rank still owes",
-    "KnownEvent": "the event is one of those that the model knows",
-    "LoadWasAccepted": "a load is emitted once per generation, after vLLM accepted the hit",
-    "NamesBelongToBlocks": "a store names each block by its own hash",
-    "NoGeneration": "a request that ends without a generation has none",
-    "NothingSkipped": "the frontier passes a block only if it is issued, known stored, or waits to be stored again",
-    "NotStoredTwice": "a block is not stored if its hash is known stored or on its way",
-    "OldGenerationHarmless": "a report for an older generation changes nothing for the current one",
-    "OpenLoadsStay": "a reset ends all generations but those whose load is still in flight",
-    "OwedByThisJob": "what is given back was owed by this job, now",
-    "OwedFirst": "what a finished job owes (pins, lost hashes, evictions) comes before anything else",
-    "PinnedNotFreed": "a block that a job reads or fills is in no other block table under another hash",
-    "RankIsKnown": "reports come from the engine's ranks",
-    "RequestIsAdmitted": "after a load of which nothing arrived, the request is admitted anew, as a new generation",
-    "RetryHasReason": "a block waits to be stored again only if it failed, or another job stores its hash",
-    "RetryNotLost": "a block that waits to be stored again is issued, known stored, or goes on waiting",
-    "StorableNow": "nothing is stored while a load is pending, on an unresolved target, or on tainted bytes",
-    "TaintedAreThoseWhoShare": "a failed synchronous load taints its request and everybody who shares its blocks, nobody else",
-    "TargetsInTable": "a load's targets stand in the request's block table, in order, under the names loaded",
-    "TargetsNotLoading": "no block is the target of two loads at a time",
-    "TargetsNotPinned": "no load writes to a block that a store reads",
-    "TargetsNotShared": "a load's target is in nobody else's table (synchronous: under another hash)",
-    "TheBlocksPinned": "exactly the blocks that the job pinned are released",
-    "TheHashesLost": "exactly the hashes that did not arrive are forgotten",
-    "WithinBudget": "pinned blocks stay within the budget",
-}
+import tomllib
+from pathlib import Path
+
+RULES: dict[str, str] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))

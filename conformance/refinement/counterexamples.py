@@ -16,7 +16,7 @@ from typing import Any
 from conformance.model import manifest
 from conformance.tla import cfg, tlc, value
 from conformance.tla import module as tla_module
-from conformance.tla.graph import GraphError
+from conformance.tla.graph import GraphError, reached
 
 FILE = Path(__file__).resolve().parent / "counterexamples.json"
 TIMEOUT_S = 3600.0
@@ -53,15 +53,12 @@ def digest(text: str) -> str:
 def model_fingerprint(module: str, cfg_text: str) -> str:
     """Over everything that a configuration makes use of: what it names, and what that is defined by, and so on."""
     known = tla_module.known(module)
-    words = set(re.findall(r"\w+", cfg_text))
-    used: dict[str, str] = {n: t for n, t in known.items() if " of " in n}
-    todo = [n for n in known if n in words]
-    while todo:
-        name = todo.pop()
-        if name not in used:
-            used[name] = known[name]
-            todo += [n for n in set(re.findall(r"\w+", known[name])) if n in known and n not in used]
-    return digest("\n".join(f"{n}: {t}" for n, t in sorted(used.items())))
+
+    def named(text: str) -> set[str]:
+        return known.keys() & set(re.findall(r"\w+", text))
+
+    used = {*reached(named(cfg_text), lambda name: named(known[name])), *(n for n in known if " of " in n)}
+    return digest("\n".join(f"{n}: {known[n]}" for n in sorted(used)))
 
 
 def make(check: manifest.Check) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from conformance.refinement import tour
 from conformance.refinement.world import Bounds, Divergence, State
-from conformance.tla.graph import Graph, export, lint
+from conformance.tla.graph import Graph, export, lint, reached
 from kvledger.keys import KeySpace
 from kvledger.protocol import Life, TrackerView
 from kvledger_conformance.engine import compat
@@ -176,20 +176,16 @@ class Watch:
     def orderly(self) -> set[tuple[View, str, View]]:
         """Changes that vLLM's order of calls leaves: a request that is through is freed in the call that processes its
         last output, and only aborts come between a step's hooks and its output. An upper bound of what can be taken."""
-        reached, frontier, changes = set(self.graph.initial), list(self.graph.initial), set()
-        while frontier:
-            at = frontier.pop()
+
+        def leaving(at: str) -> list[tuple[str, str, str]]:
             seen = self.shown(at)
             through = seen["request"] == "running" and seen["full"] == len(PROMPT) and not seen["in flight"]
             only = {"Finish"} if through else {"Abort", "UpdateFromOutput"} if seen["told"] else None
-            for number in self.graph.out[at]:
-                _, action, to = self.graph.edges[number]
-                if only is None or action in only:
-                    changes.add((self.view(at), action, self.view(to)))
-                    if to not in reached:
-                        reached.add(to)
-                        frontier.append(to)
-        return changes
+            edges = [self.graph.edges[number] for number in self.graph.out[at]]
+            return [edge for edge in edges if only is None or edge[1] in only]
+
+        states = reached(self.graph.initial, lambda at: [to for _, _, to in leaving(at)])
+        return {(self.view(at), action, self.view(to)) for state in states for at, action, to in leaving(state)}
 
     def totals(self) -> tuple[set[View], set[tuple[View, str, View]]]:
         """Views and changes of view that the slice has."""

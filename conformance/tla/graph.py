@@ -7,18 +7,21 @@ is loaded, linted, and compared with `graph.lock`, a reviewed file with states a
 import json
 import re
 import tempfile
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from conformance.tla import cfg, tlc, value
 
 TLC_TIMEOUT_S = 300
 _NODE = re.compile(r'^(-?\d+) \[label="(.*?)"(,style = filled)?\];?$', re.DOTALL)
 _EDGE = re.compile(r'^(-?\d+) -> (-?\d+) \[label="(\w+)"')
+
+
+Node = TypeVar("Node")
 
 
 class GraphError(RuntimeError):
@@ -88,7 +91,8 @@ def load(name: str, text: str, names: dict[str, str] | None = None) -> Graph:
     graph = Graph(name)
     names = names or {}
     seen: set[tuple[str, str, str]] = set()
-    for statement in _statements(text):
+    for line in text.splitlines():
+        statement = line.rstrip()
         edge = _EDGE.match(statement)
         if edge:
             one = (edge[1], names.get(edge[3], edge[3]), edge[2])
@@ -104,10 +108,15 @@ def load(name: str, text: str, names: dict[str, str] | None = None) -> Graph:
     return graph
 
 
-def _statements(text: str) -> Iterator[str]:
-    for line in text.splitlines():
-        if line[:1] in "-0123456789" and line:
-            yield line.rstrip()
+def reached(start: Iterable[Node], after: Callable[[Node], Iterable[Node]]) -> list[Node]:
+    """Everything that can be reached, the nearest first."""
+    found = dict.fromkeys(start)
+    todo = deque(found)
+    while todo:
+        new = [node for node in dict.fromkeys(after(todo.popleft())) if node not in found]
+        found.update(dict.fromkeys(new))
+        todo.extend(new)
+    return list(found)
 
 
 def lint(graph: Graph) -> list[str]:
@@ -121,15 +130,9 @@ def lint(graph: Graph) -> list[str]:
     loops = [a for s, a, t in graph.edges if s == t]
     if loops:
         wrong.append(f"actions that change nothing: {sorted(set(loops))}")
-    reached, frontier = set(graph.initial), list(graph.initial)
-    while frontier:
-        for number in graph.out[frontier.pop()]:
-            target = graph.edges[number][2]
-            if target not in reached:
-                reached.add(target)
-                frontier.append(target)
-    if reached != set(graph.states):
-        wrong.append(f"{len(graph.states) - len(reached)} states cannot be reached")
+    found = reached(graph.initial, lambda state: [graph.edges[number][2] for number in graph.out[state]])
+    if set(found) != set(graph.states):
+        wrong.append(f"{len(graph.states) - len(found)} states cannot be reached")
     return wrong
 
 

@@ -48,11 +48,16 @@ class _Parser:
         self.at += 1
         return token
 
-    def items(self, close: str) -> Iterator[Any]:
+    def items(self, close: str, arrow: str = "", separator: str = ",") -> Iterator[Any]:
+        """Values up to a closing token, or, with an arrow, pairs of them."""
         while self.peek() != close:
-            yield self.value()
+            item = self.value()
+            if arrow:
+                self.take(arrow)
+                item = item, self.value()
+            yield item
             if self.peek() != close:
-                self.take(",")
+                self.take(separator)
         self.take(close)
 
     def value(self) -> Any:
@@ -62,9 +67,9 @@ class _Parser:
         if token == "{":
             return frozenset(self.items("}"))
         if token == "[":
-            return self._record()
+            return Fun(self.items("]", "|->"))
         if token == "(":
-            return self._function()
+            return Fun(self.items(")", ":>", "@@"))
         if token.startswith('"'):
             return re.sub(r"\\(.)", r"\1", token[1:-1])
         if re.fullmatch(r"-?\d+", token):
@@ -78,29 +83,6 @@ class _Parser:
             return low
         self.take("..")
         return frozenset(range(low, int(self.take()) + 1))
-
-    def _record(self) -> Fun:
-        out = Fun()
-        while self.peek() != "]":
-            field = self.take()
-            self.take("|->")
-            out[field] = self.value()
-            if self.peek() != "]":
-                self.take(",")
-        self.take("]")
-        return out
-
-    def _function(self) -> Fun:
-        out = Fun()
-        while True:
-            key = self.value()
-            self.take(":>")
-            out[key] = self.value()
-            if self.peek() != "@@":
-                break
-            self.take("@@")
-        self.take(")")
-        return out
 
 
 @functools.lru_cache(maxsize=1 << 16)

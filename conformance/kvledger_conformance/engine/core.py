@@ -9,20 +9,10 @@ import contextlib
 import queue
 from collections import deque
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from vllm.v1.engine.core import EngineCore
-
-
-class Pending:
-    """The future of a step: made when somebody waits for it."""
-
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self._make = make
-
-    def result(self) -> Any:
-        """Wait for it."""
-        return self._make()
 
 
 class Workers:
@@ -30,15 +20,16 @@ class Workers:
 
     def __init__(self, launch: Callable[[Any], Callable[[], Any]]) -> None:
         self._launch = launch
-        self._waiting: Pending | None = None
+        self._waiting: SimpleNamespace | None = None
+        """The future of a step: its `result` is made when somebody waits for it."""
 
-    def execute_model(self, scheduler_output: Any, *, non_block: bool) -> Pending:
+    def execute_model(self, scheduler_output: Any, *, non_block: bool) -> SimpleNamespace:
         """A step is sent to the ranks. With tokens to sample, vLLM waits for `sample_tokens` instead."""
         del non_block
-        self._waiting = Pending(self._launch(scheduler_output))
+        self._waiting = SimpleNamespace(result=self._launch(scheduler_output))
         return self._waiting
 
-    def sample_tokens(self, _grammar_output: Any, *, non_block: bool) -> Pending:
+    def sample_tokens(self, _grammar_output: Any, *, non_block: bool) -> SimpleNamespace:
         """The sampled tokens of the step just sent."""
         del non_block
         if self._waiting is None:

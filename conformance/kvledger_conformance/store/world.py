@@ -25,6 +25,10 @@ class World:
     capacity: int | None = None
     objects: dict[str, StoredObject] = field(default_factory=dict)
     transfers: list[Transfer] = field(default_factory=list)
+    gates: set[tuple[str, str, str]] = field(default_factory=set)
+    """(client, operation, phase) of each closed gate."""
+    faults: list[Fault] = field(default_factory=list)
+    """Those still to come."""
     closed_calls: list[str] = field(default_factory=list)
     building: str = "client"
     on_commit: Callable[[Transfer, str, bytes], None] = lambda _transfer, _key, _data: None
@@ -33,9 +37,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.changed = threading.Condition()
-        self._gates: set[tuple[str, str, str]] = set()
         self._paused = False
-        self._faults: list[Fault] = []
         self._next = 1
         self._serials: dict[tuple[str, str], int] = {}
         self._over = False
@@ -47,12 +49,12 @@ class World:
         if phase not in PHASES:
             raise ValueError(f"phase {phase!r} is not one of {PHASES}")
         with self.changed:
-            self._gates.add((client, operation, phase))
+            self.gates.add((client, operation, phase))
 
     def release(self, client: str | None = None, operation: str | None = None) -> None:
         """Open gates: of one client, one operation, or all."""
         with self.changed:
-            self._gates = {g for g in self._gates if client not in (None, g[0]) or operation not in (None, g[1])}
+            self.gates = {g for g in self.gates if client not in (None, g[0]) or operation not in (None, g[1])}
             self.changed.notify_all()
 
     def pause(self, paused: bool) -> None:
@@ -64,22 +66,12 @@ class World:
     def add_fault(self, fault: Fault) -> None:
         """Script what happens to calls to come."""
         with self.changed:
-            self._faults.append(fault)
+            self.faults.append(fault)
 
     def clear_faults(self) -> None:
         """No more faults."""
         with self.changed:
-            self._faults.clear()
-
-    @property
-    def gates(self) -> frozenset[tuple[str, str, str]]:
-        """The closed gates."""
-        return frozenset(self._gates)
-
-    @property
-    def faults(self) -> tuple[Fault, ...]:
-        """The faults still to come."""
-        return tuple(self._faults)
+            self.faults.clear()
 
     def evict(self, keys: Sequence[str]) -> int:
         """Drop objects, as a store under pressure does."""
@@ -111,7 +103,7 @@ class World:
         with self.changed:
             self._over = True
             self._paused = False
-            self._gates.clear()
+            self.gates.clear()
             self.changed.notify_all()
 
     # -- one call ----------------------------------------------------------
@@ -128,12 +120,12 @@ class World:
         return transfer
 
     def _take_fault(self, client: str, operation: str) -> Fault | None:
-        for fault in self._faults:
+        for fault in self.faults:
             if fault.client in (None, client) and fault.operation == operation:
                 if fault.times is not None:
                     fault.times -= 1
                     if fault.times <= 0:
-                        self._faults.remove(fault)
+                        self.faults.remove(fault)
                 return fault
         return None
 
@@ -142,7 +134,7 @@ class World:
         gate = (transfer.client, transfer.operation, phase)
 
         def free() -> bool:
-            return self._over or (gate not in self._gates and not (phase == "before" and self._paused))
+            return self._over or (gate not in self.gates and not (phase == "before" and self._paused))
 
         with self.changed:
             if free():
