@@ -1,11 +1,13 @@
 """`kvledger-conformance`: run the suite on a connector, replay a finding, compare results."""
 
 import argparse
+import itertools
 import json
 import logging
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -161,20 +163,10 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.scripts:
         arguments.scripts.mkdir(parents=True, exist_ok=True)
         for number, finding in enumerate(result.findings, 1):
+            facts = {"target": arguments.target, "extra": arguments.extra}
+            facts |= {"shape": finding.shape, "past": finding.past, "script": finding.script}
             path = arguments.scripts / f"{number:02}-{finding.property}.json"
-            path.write_text(
-                json.dumps(
-                    {
-                        "target": arguments.target,
-                        "extra": arguments.extra,
-                        "shape": finding.shape,
-                        "past": finding.past,
-                        "script": finding.script,
-                    },
-                    indent=1,
-                )
-                + "\n"
-            )
+            path.write_text(json.dumps(facts, indent=1) + "\n")
     best = report.shortest(result.findings)
     for name, finding in best.items():
         print(f"\n--- {name}: {finding.found_by} {finding.source}\n{finding.story}")
@@ -239,14 +231,9 @@ def _thread_died(arguments: threading.ExceptHookArgs) -> None:
     """A connector's thread may die of a scripted fault; that is told in a line, and judged by what follows from it."""
     if arguments.exc_type is SystemExit:
         return
-    trace = arguments.exc_traceback
-    while (
-        trace is not None
-        and trace.tb_next is not None
-        and "kvledger_conformance" not in str(trace.tb_next.tb_frame.f_code.co_filename)
-    ):
-        trace = trace.tb_next
-    where = "" if trace is None else f" ({Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno})"
+    frames = traceback.extract_tb(arguments.exc_traceback)
+    before_ours = itertools.takewhile(lambda frame: "kvledger_conformance" not in frame.filename, frames[1:])
+    where = "".join(f" ({Path(f.filename).name}:{f.lineno})" for f in [*frames[:1], *before_ours][-1:])
     name = "" if arguments.thread is None else f" {arguments.thread.name}"
     print(f"note: thread{name} died: {arguments.exc_type.__name__}: {arguments.exc_value}{where}", flush=True)
 

@@ -35,14 +35,9 @@ def complaints(checks: list[Check], done: list[tuple[Check, tlc.Run, str]]) -> l
             said.append(f"property {name} is in no model")
         if name not in killers | NEEDS_NO_MUTANT:
             said.append(f"property {name} kills no mutant")
-    taken: dict[str, int] = {}
-    for check, run, _ in done:
-        for action, steps in run.actions.items():
-            taken[action] = taken.get(action, 0) + steps
-        if check.kind == "reach":
-            for action, _ in run.trace:
-                taken[action] = taken.get(action, 0) + 1
-    said += [f"action {name} is dead: no model takes it" for name in actions() if not taken.get(name)]
+    taken = {action for _, run, _ in done for action, steps in run.actions.items() if steps}
+    taken |= {action for check, run, _ in done if check.kind == "reach" for action, _ in run.trace}
+    said += [f"action {name} is dead: no model takes it" for name in actions() if name not in taken]
     return said
 
 

@@ -1,9 +1,10 @@
+# ruff: noqa: N802 - methods have the names of the events
 """What happened in a recording, counted from its events: so that a scenario can say what must be in it."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from conformance.recordings.recording import Event
 
@@ -19,7 +20,7 @@ def facts(events: Iterable[Event]) -> Counter[str]:
 
 
 class _Reader:
-    """Counts; one method per event that counts for something."""
+    """Counts; one method per event that counts for something, with its name."""
 
     def __init__(self) -> None:
         self.seen: Counter[str] = Counter()
@@ -29,43 +30,32 @@ class _Reader:
         self._bad: set[int] = set()  # jobs of which something failed
         self._ended: set[str] = set()  # requests that finished or were aborted
         self._retry: dict[str, list[int]] = {}
-        self._methods: dict[str, Callable[[Event], None]] = {
-            "Header": self._header,
-            "BeginGeneration": self._begin,
-            "EndGeneration": self._end,
-            "EndRequest": self._end,
-            "EmitLoad": self._load,
-            "EmitStore": self._store,
-            "ApplyReport": self._report,
-            "EvictTainted": self._evict,
-            "Reset": self._reset,
-        }
 
     def take(self, event: Event) -> None:
         self.seen["events"] += event["action"] != "Header"
-        method = self._methods.get(event["action"])
-        if method is not None:
-            method(event)
+        getattr(self, event["action"], lambda _event: None)(event)
 
-    def _header(self, event: Event) -> None:
+    def Header(self, event: Event) -> None:
         self.seen["ranks"] = event["ranks"]
         self.seen["two_ranks"] = int(event["ranks"] == 2)
 
-    def _begin(self, event: Event) -> None:
+    def BeginGeneration(self, event: Event) -> None:
         self.seen["ids_reused"] += event["req"] in self._ended
         self._retry[event["req"]] = []
         self._generation[event["req"]] = event["gen"]
 
-    def _end(self, event: Event) -> None:
+    def EndGeneration(self, event: Event) -> None:
         if event.get("why") == "preempted":
             self.seen["preempted"] += 1
         else:
             self._ended.add(event["req"])
 
-    def _load(self, event: Event) -> None:
+    EndRequest = EndGeneration
+
+    def EmitLoad(self, event: Event) -> None:
         self._loads[event["job"]] = "sync_loads" if event["sync"] else "loads"
 
-    def _store(self, event: Event) -> None:
+    def EmitStore(self, event: Event) -> None:
         if event["job"] is not None:
             self._stores[event["job"]] = event
             table = event["table"]
@@ -73,7 +63,7 @@ class _Reader:
             self.seen["retried"] += bool(again & set(event["blocks"]))
         self._retry[event["req"]] = event["retry"]
 
-    def _report(self, event: Event) -> None:
+    def ApplyReport(self, event: Event) -> None:
         job, over = event["job"], "retry" in event
         if event["bad"]:
             self._bad.add(job)
@@ -89,9 +79,9 @@ class _Reader:
         self.seen["tainted"] += len(event.get("tainted", ()))
         self.seen["sharers_tainted"] += len(event.get("tainted", ())) > 1
 
-    def _evict(self, event: Event) -> None:
+    def EvictTainted(self, event: Event) -> None:
         self.seen["evicted"] += bool(event["blocks"])
 
-    def _reset(self, event: Event) -> None:
+    def Reset(self, event: Event) -> None:
         self.seen["reset"] += 1
         self.seen["reset_while_loading"] += bool(event["loading"])

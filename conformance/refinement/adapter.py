@@ -7,21 +7,11 @@ fences and copies are not here.
 """
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
-from conformance.refinement import world as ledger_world
-from conformance.refinement.world import (
-    BLOCK_SIZE,
-    KEYS,
-    NEVER_S,
-    Bounds,
-    CoreRequest,
-    Divergence,
-    Objects,
-    Pool,
-    State,
-    StepOutput,
-)
+from conformance.refinement import world
+from conformance.refinement.world import BLOCK_SIZE, KEYS, NEVER_S, Bounds, CoreRequest, Divergence, State
 from kvledger import assembly
 from kvledger.errors import ProtocolError
 from kvledger.protocol import Job, LedgerView, PinTable, RankLedger, Report, Result
@@ -57,7 +47,7 @@ class LedgerAdapter:
         self.bounds = bounds
         self.ranks = len(state["rk"])
         self._settings = bounds.settings()
-        self._plan = ledger_world.plan(blocks=len(state["ref"]), ranks=self.ranks)
+        self._plan = world.plan(blocks=len(state["ref"]), ranks=self.ranks)
         self.coarse = bounds.max_pinned < len(state["ref"])
         """Whether frontier and retry are looked at together (`ledger_state`)."""
         self._may_load = assembly.may_load(consumer=bounds.defer_free, steps_in_flight=bounds.depth)
@@ -66,8 +56,8 @@ class LedgerAdapter:
     def reset(self) -> None:
         """Back to the initial state."""
         self.now = 1.0
-        self.pool = Pool(self._plan.num_blocks - 1)
-        self.objects = Objects(self.ranks)
+        self.pool = world.Pool(self._plan.num_blocks - 1)
+        self.objects = world.Objects(self.ranks)
         self.pins = TourPins(assembly.pin_budget(self._settings, self._plan))
         self.ledger = assembly.make_ledger(self._settings, self._plan, pins=self.pins)
         self.side = SchedulerSide(
@@ -112,30 +102,18 @@ class LedgerAdapter:
         if method is None:
             raise Divergence(f"the adapter does not know the action {action}")
         try:
-            self._take_blocks(before, after)
+            for name, old, new in _tables(before, after):  # core gives blocks before the connector hears of it
+                more = Counter(new) - Counter(old)
+                self.pool.touch(self.pool.blocks[b] for b in more.elements())
+                if more:
+                    self.tables[name] = new
             method(before, after)
         except ProtocolError as error:
             raise Divergence(f"{action} is refused: {error}") from error
-        self._give_blocks(before, after)
-
-    def _take_blocks(self, before: State, after: State) -> None:
-        """Core gives blocks to requests, before the connector hears of it."""
-        if before["tbl"] == after["tbl"]:
-            return
-        for r, (old, new) in enumerate(zip(before["tbl"], after["tbl"], strict=True), 1):
-            more = Counter(b for b in new if b) - Counter(b for b in old if b)
-            self.pool.touch(self.pool.blocks[b] for b in more.elements())
-            if more:
-                self.tables[str(r)] = [b for b in new if b]
-
-    def _give_blocks(self, before: State, after: State) -> None:
-        """Core takes blocks from requests."""
-        if before["tbl"] == after["tbl"]:
-            return
-        for r, (old, new) in enumerate(zip(before["tbl"], after["tbl"], strict=True), 1):
-            less = Counter(b for b in old if b) - Counter(b for b in new if b)
+        for name, old, new in _tables(before, after):  # and takes blocks afterwards
+            less = Counter(old) - Counter(new)
             self.pool.free_blocks(self.pool.blocks[b] for b in less.elements())
-            self.tables[str(r)] = [b for b in new if b]
+            self.tables[name] = new
 
     # -- the scheduler process ---------------------------------------------
 
@@ -146,27 +124,17 @@ class LedgerAdapter:
 
     def do_Compute(self, before: State, after: State) -> None:  # noqa: N802
         name = _scheduled(before, after)
-        self._build(before, after, name, self._tokens(before, after, name))
+        self._compute(before, after, name, before["full"][int(name) - 1])
 
     def do_AdmitCompute(self, before: State, after: State) -> None:  # noqa: N802
         name = _scheduled(before, after)
         request, local = self.requests[name], _local_prefix(before, after, name)
         self.side.match(request, local * BLOCK_SIZE)  # whatever it offers, core does not accept it
         self.side.admitted(request, self.tables[name], 0)
-        request.num_computed_tokens = local * BLOCK_SIZE
-        self._build(before, after, name, self._tokens(before, after, name, local))
+        self._compute(before, after, name, local)
 
-    def do_AdmitLoad(self, before: State, after: State) -> None:  # noqa: N802
+    def do_AdmitLoad(self, before: State, after: State, *, asynchronous: bool = True) -> None:  # noqa: N802
         name = _scheduled(before, after)
-        self._admit_hit(before, after, name, asynchronous=True)
-        self._build(before, after, name, 0)
-
-    def do_AdmitSyncLoad(self, before: State, after: State) -> None:  # noqa: N802
-        name = _scheduled(before, after)
-        self._admit_hit(before, after, name, asynchronous=False)
-        self._build(before, after, name, BLOCK_SIZE)
-
-    def _admit_hit(self, before: State, after: State, name: str, *, asynchronous: bool) -> None:
         request, local = self.requests[name], _local_prefix(before, after, name)
         wanted = sum(b != 0 for b in after["tbl"][int(name) - 1]) - local - (not asynchronous)
         offered, later = self.side.match(request, local * BLOCK_SIZE)
@@ -176,22 +144,24 @@ class LedgerAdapter:
             raise Divergence(f"kvledger loads {'asynchronously' if later else 'synchronously'}, the model does not")
         self.side.admitted(request, self.tables[name], wanted * BLOCK_SIZE)
         request.num_computed_tokens = (local + wanted) * BLOCK_SIZE
+        self._build(before, after, name, 0 if asynchronous else BLOCK_SIZE)
 
-    def _tokens(self, before: State, after: State, name: str, full: int | None = None) -> int:
-        """Tokens scheduled for a request: a block, or half of one."""
-        r = int(name) - 1
-        done: int = before["full"][r] if full is None else full
+    def do_AdmitSyncLoad(self, before: State, after: State) -> None:  # noqa: N802
+        self.do_AdmitLoad(before, after, asynchronous=False)
+
+    def _compute(self, before: State, after: State, name: str, done: int) -> None:
+        """A block of a request is computed, or half of one, behind those that are done."""
         self.requests[name].num_computed_tokens = done * BLOCK_SIZE
-        return max(1, int(after["full"][r] - done) * BLOCK_SIZE)
+        self._build(before, after, name, max(1, int(after["full"][int(name) - 1] - done) * BLOCK_SIZE))
 
     def _build(self, before: State, after: State, name: str, tokens: int) -> None:
         if before["nextJob"] > self.bounds.max_job:  # the model's only bound on time: as if the budget were used up
             self.pins.closed = True
         scheduled = {name: tokens} if tokens else {}
-        self._send(StepOutput({str(x) for x in before["preempted"]}, scheduled, self.tables), before, after)
+        self._send(world.StepOutput({str(x) for x in before["preempted"]}, scheduled, self.tables), before, after)
         self.requests[name].num_computed_tokens += tokens
 
-    def _send(self, output: StepOutput, before: State, after: State) -> None:
+    def _send(self, output: world.StepOutput, before: State, after: State) -> None:
         step = self.side.build_step(output)
         for job in step.jobs:
             self.jobs[job.job_id] = job
@@ -202,7 +172,7 @@ class LedgerAdapter:
     def do_EmptyStep(self, before: State, after: State) -> None:  # noqa: N802
         if not self.side.has_open_jobs() and not any(s != "none" for s in before["rst"]):
             raise Divergence("there is no request and kvledger has no push work, so core does not step")
-        self._send(StepOutput({str(x) for x in before["preempted"]}), before, after)
+        self._send(world.StepOutput({str(x) for x in before["preempted"]}), before, after)
 
     def do_Preempt(self, before: State, after: State) -> None:  # noqa: N802
         request = self.requests[str(_changed(before["rst"], after["rst"]) + 1)]
@@ -230,22 +200,15 @@ class LedgerAdapter:
         _, reports = self.pipe.pop(0)
         self.pool.evicted = set()
         self.side.apply_reports(reports)
-        self._recompute(before, after)
-        lost = {
-            b
-            for b, (old, new) in enumerate(zip(before["cached"], after["cached"], strict=True), 1)
-            if new == "none" != old
-        }
-        if not lost <= self.pool.evicted:
-            raise Divergence(
-                f"blocks {sorted(lost)} hold wrong bytes, and {sorted(self.pool.evicted)} left the prefix cache"
-            )
-
-    def _recompute(self, before: State, after: State) -> None:
-        """After a load core counts as computed what arrived; after a failed one what comes before it."""
-        for r, full in enumerate(after["full"]):
+        for r, full in enumerate(
+            after["full"]
+        ):  # after a load what arrived is computed; after a failed one what is before
             if (full, after["rst"][r]) != (before["full"][r], before["rst"][r]):
                 self.requests[str(r + 1)].num_computed_tokens = full * BLOCK_SIZE
+        cached = enumerate(zip(before["cached"], after["cached"], strict=True), 1)
+        lost, left = {b for b, (old, new) in cached if new == "none" != old}, self.pool.evicted
+        if not lost <= left:
+            raise Divergence(f"blocks {sorted(lost)} hold wrong bytes, and {sorted(left)} left the prefix cache")
 
     def do_StallTimeout(self, _before: State, _after: State) -> None:  # noqa: N802
         self.now += self._settings.stall_timeout_s + 1.0
@@ -297,9 +260,8 @@ class LedgerAdapter:
         if not moving:
             self.rank[k].let_pass(j, self.now)
         if self.rank[k].expire(self.now) != [j]:
-            raise Divergence(
-                f"rank {k} does not report job {j}: {'its bytes move, the bound has not passed' if moving else 'why?'}"
-            )
+            why = "its bytes move, the bound has not passed" if moving else "why?"
+            raise Divergence(f"rank {k} does not report job {j}: {why}")
 
     def _job(self, j: int) -> Job:
         if j not in self.jobs:
@@ -339,6 +301,14 @@ class LedgerAdapter:
     def do_ForeignPut(self, before: State, after: State) -> None:  # noqa: N802
         k, (letter, epoch) = _changed_object(before, after)
         self.objects.put(k, _name(letter), self.epochs[epoch], after["store"][k][letter, epoch])
+
+
+def _tables(before: State, after: State) -> Iterator[tuple[str, list[int], list[int]]]:
+    """Requests whose block tables may differ: the blocks in them before and after."""
+    if before["tbl"] != after["tbl"]:
+        for r, tables in enumerate(zip(before["tbl"], after["tbl"], strict=True), 1):
+            old, new = ([b for b in table if b] for table in tables)
+            yield str(r), old, new
 
 
 def _name(letter: str) -> bytes:

@@ -159,10 +159,6 @@ class Watch:
         self._shown: dict[str, dict[str, Any]] = {}
         self.possible: set[str] = set()
 
-    def start(self) -> None:
-        """Back to the initial state."""
-        self.possible = set(self.graph.initial)
-
     def shown(self, name: str) -> dict[str, Any]:
         """`of_model`, once per state."""
         if name not in self._shown:
@@ -251,7 +247,7 @@ class Follower:
         self.giving_up = False
         """The request is aborted while the step that runs now runs."""
         self.engine.observe = self.point
-        watch.start()
+        watch.possible = set(watch.graph.initial)
 
     def point(self, name: str) -> None:
         """The engine is at a point of a step, or an action is over."""
@@ -394,14 +390,12 @@ def walk(graph: Graph, bounds: Bounds, *, runs: int, seed: int = 0) -> WalkResul
         with driving(connector, SHAPE) as driver:
             try:
                 _run(Follower(driver, watch, bounds), tried, chance)
-            except LeftSliceError:
+            except (LeftSliceError, Divergence, Violation) as error:
+                cause = error.__cause__ or error
+                if not isinstance(cause, LeftSliceError):
+                    result.failure = f"{cause}\n{driver.story()}"
+                    break
                 result.left += 1
-            except (Divergence, Violation) as error:
-                if isinstance(error.__cause__, LeftSliceError):
-                    result.left += 1
-                    continue
-                result.failure = f"{error.__cause__ or error}\n{driver.story()}"
-                break
             finally:
                 result.steps += driver.engine.steps
     totals = Counter(action for _, action, _ in changes)
@@ -438,7 +432,7 @@ def exported() -> Graph:
 
 
 def command(arguments: argparse.Namespace) -> bool:
-    """`tours --level vllm`: walk, and tell what was covered and why the rest was not."""
+    """`walk`: walk, and tell what was covered and why the rest was not."""
     graph = exported()
     wrong = lint(graph)
     result = walk(graph, tour.bounds(SLICE), runs=RUNS[arguments.profile])

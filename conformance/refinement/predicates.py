@@ -10,18 +10,9 @@ from kvledger.protocol import LedgerView, Load
 from kvledger_conformance.engine.engine import Engine
 from kvledger_conformance.suite.properties import Violation
 
-PREDICATES = {
-    "RefsExact": "a block has exactly one reference per owner and one per store job that reads it",
-    "BudgetKept": "pinned blocks stay within the budget",
-    "TrackerCurrent": "a request that core runs has a tracker, and no other id has one",
-    "RetryIssued": "only blocks below the frontier are retried",
-    "LoadHasJob": "a tracker whose load is pending has an open load job, and core waits only for an open one",
-    "JobsOpen": "an open job is awaited from at least one rank, and from known ranks only",
-}
-
 
 def breaches(engine: Engine) -> list[str]:
-    """Names of the broken predicates, each with what is wrong."""
+    """Names of the broken predicates, each with what is wrong. BudgetKept: pinned blocks stay within the budget."""
     view = engine.connector.scheduler_side.view().ledger
     ranks, most = frozenset(range(len(engine.ranks))), engine.connector.snapshot()["max_pinned"]
     found = [*_references(engine, view), *_jobs(view, ranks), *_trackers(engine, view)]
@@ -31,6 +22,7 @@ def breaches(engine: Engine) -> list[str]:
 
 
 def _references(engine: Engine, view: LedgerView) -> list[str]:
+    """RefsExact: a block has exactly one reference per owner and one per store job that reads it."""
     owners: Counter[int] = Counter(block for table in engine.tables().values() for block in table)
     for _, blocks in getattr(engine.scheduler, "deferred_frees", ()):  # core gives these back when a step is over
         owners.update(block.block_id for block in blocks)
@@ -43,6 +35,7 @@ def _references(engine: Engine, view: LedgerView) -> list[str]:
 
 
 def _jobs(view: LedgerView, ranks: frozenset[int]) -> list[str]:
+    """JobsOpen: an open job is awaited from at least one rank, and from known ranks only."""
     return [
         f"JobsOpen: job {job_id} has reports of ranks {sorted(entry.rep)}"
         for job_id, entry in view.led.items()
@@ -51,6 +44,8 @@ def _jobs(view: LedgerView, ranks: frozenset[int]) -> list[str]:
 
 
 def _trackers(engine: Engine, view: LedgerView) -> list[str]:
+    """TrackerCurrent: a request that core runs has a tracker, and no other id has one. RetryIssued: only blocks below the
+    frontier are retried. LoadHasJob: a pending load has an open job, and core waits only for an open one."""
     out = []
     running = {r.request_id for r in engine.scheduler.running}
     missing, strange = running - set(view.trk), set(view.trk) - set(engine.scheduler.requests)

@@ -43,7 +43,6 @@ class View:
     """Content under the key that kvledger makes of a hash now."""
 
 
-FIELDS = tuple(f.name for f in dataclasses.fields(View))
 KeyEpoch = Callable[[int], int]
 
 
@@ -164,15 +163,10 @@ def differences(adapter: LedgerAdapter, state: State, key_epoch: KeyEpoch = epoc
     """Where kvledger's state differs from the model's."""
     model = model_view(state, key_epoch, adapter.coarse)
     code = code_view(adapter, model)
-    return (
-        []
-        if code == model
-        else [_tell(name, getattr(code, name), getattr(model, name)) for name in _differing(code, model)]
-    )
-
-
-def _differing(code: View, model: View) -> list[str]:
-    return [name for name in FIELDS if getattr(code, name) != getattr(model, name)]
+    if code == model:
+        return []
+    pairs = [(f.name, getattr(code, f.name), getattr(model, f.name)) for f in dataclasses.fields(View)]
+    return [_tell(name, mine, theirs) for name, mine, theirs in pairs if mine != theirs]
 
 
 def _tell(name: str, code: Any, model: Any) -> str:

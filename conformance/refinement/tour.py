@@ -57,7 +57,7 @@ def walk(graph: Graph, parent: dict[str, int | None]) -> Iterator[int | None]:
             while waiting[0] not in untaken:
                 waiting.popleft()
             yield None
-            path = [*_from_start(graph, parent, graph.edges[waiting[0]][0]), waiting[0]]
+            path = [*_path(graph, parent, graph.edges[waiting[0]][0]), waiting[0]]
         for number in path:
             untaken.discard(number)
             yield number
@@ -77,7 +77,8 @@ def tree(graph: Graph) -> dict[str, int | None]:
     return parent
 
 
-def _from_start(graph: Graph, parent: dict[str, int | None], state: str) -> list[int]:
+def _path(graph: Graph, parent: dict[str, int | None], state: str) -> list[int]:
+    """Edges to a state, by the edge by which each was entered."""
     path = []
     while (number := parent[state]) is not None:
         path.append(number)
@@ -93,11 +94,7 @@ def _ahead(graph: Graph, start: str, untaken: set[int]) -> list[int]:
         state = queue.popleft()
         for number in graph.out[state]:
             if number in untaken:
-                path, back = [number], state
-                while (step := came[back]) is not None:
-                    path.append(step)
-                    back = graph.edges[step][0]
-                return path[::-1]
+                return [*_path(graph, came, state), number]
             target = graph.edges[number][2]
             if target not in came:
                 came[target] = number

@@ -377,12 +377,8 @@ OURS = ("/kvledger_conformance/", "/vllm/v1/", "/hypothesis/", "/importlib/", "<
 
 def _hook_in(frame: Any) -> Any:
     """The hook that the main thread is in: the outermost frame behind the engine's that is not code that calls hooks."""
-    frames = []
-    while frame is not None:
-        frames.append(frame)
-        frame = frame.f_back
     inside = False
-    for one in reversed(frames):
+    for one in reversed([f for f, _ in traceback.walk_stack(frame)]):
         file = one.f_code.co_filename
         inside = inside or file == Engine.step.__code__.co_filename
         if inside and not any(part in file for part in OURS) and not file.startswith(STANDARD_LIBRARY):

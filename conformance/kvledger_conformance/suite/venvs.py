@@ -1,6 +1,5 @@
 """A virtual environment per vLLM release, so that one connector can be compared across releases. pip only."""
 
-import contextlib
 import fcntl
 import importlib.util
 import os
@@ -10,7 +9,6 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from kvledger_conformance.usage import UsageError
@@ -51,7 +49,8 @@ def python_for(release: str, root: Path, requirements: tuple[str, ...] = ()) -> 
     folder = root / f"vllm-{release}"
     python = folder / "bin" / "python"
     root.mkdir(parents=True, exist_ok=True)
-    with _locked(root):
+    with open(root / ".lock", "w") as lock:  # two runs must not make, or remove, environments at once
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / _STAMP).exists():
             _check_room(root)
             shutil.rmtree(folder, ignore_errors=True)  # half an environment, of a run that was killed
@@ -67,14 +66,6 @@ def python_for(release: str, root: Path, requirements: tuple[str, ...] = ()) -> 
         if requirements and not _pip(python, "install", "--no-deps", *requirements):
             raise UsageError(f"pip could not install {' '.join(requirements)}", "see what pip says above")
     return python
-
-
-@contextlib.contextmanager
-def _locked(root: Path) -> Iterator[None]:
-    """Two runs must not make, or remove, environments at once."""
-    with open(root / ".lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _check_room(root: Path) -> None:
