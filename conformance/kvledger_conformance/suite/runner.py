@@ -68,104 +68,80 @@ def run(
     begin = time.monotonic()
     name = target.name if depth == 1 else f"{target.name}, {depth} steps in flight"
     result = Result(name, compat.VLLM_VERSION, profile)
+    of_one = _Run(target, profile, reuse_ids, depth, result, say)
     for scenario in SCENARIOS:
         shape = dataclasses.replace(scenario.shape, depth=max(depth, scenario.shape.depth))
-        _run_scenario(target, dataclasses.replace(scenario, shape=shape), result, say)
+        of_one.scenario(dataclasses.replace(scenario, shape=shape))
     machines_begin = time.monotonic()
     for number, name in enumerate(chosen):
         left = None
         if seconds is not None:
             left = (seconds - (time.monotonic() - machines_begin)) / (len(chosen) - number)
-        _run_machine(target, name, profile, reuse_ids, depth, left, result, say)
+        of_one.machine(name, left)
     result.seconds = round(time.monotonic() - begin, 1)
     return result
 
 
-def _run_scenario(target: targets.Target, scenario: Scenario, result: Result, say: Say) -> None:
-    try:
-        violation = replay(target, scenario.shape, scenario.script, past=scenario.past)
-    except Impossible as error:
-        say(f"scenario  {scenario.name}: does not apply ({error})")
-        return
-    result.scenarios.append(
-        {
-            "name": scenario.name,
-            "source": scenario.source,
-            "looks_for": scenario.breaks,
-            "broke": None if violation is None else violation.name,
-        }
-    )
-    say(f"scenario  {scenario.name}: {'holds' if violation is None else violation}")
-    if violation is not None:
-        result.findings.append(
-            _finding(target, violation, f"scenario: {scenario.name}", scenario.source, scenario.past, SCENARIO_SHRINK_S)
-        )
+@dataclass(frozen=True)
+class _Run:
+    target: targets.Target
+    profile: str
+    reuse_ids: str
+    depth: int
+    result: Result
+    say: Say
 
-
-def _run_machine(
-    target: targets.Target,
-    name: str,
-    profile: str,
-    reuse_ids: str,
-    depth: int,
-    seconds: float | None,
-    result: Result,
-    say: Say,
-) -> None:
-    past: frozenset[str] = frozenset()
-    deadline = None if seconds is None else time.monotonic() + seconds
-    for _ in range(FINDINGS_PER_MACHINE):
-        machine = machines.machine_for(name, target, past=past, shapes=machines.shapes_of(depth), reuse_ids=reuse_ids)
-        begin = time.monotonic()
-        violation = machines.run_machine(machine, profile, deadline=deadline)
-        took = time.monotonic() - begin
-        result.machines.append(
-            {
-                "machine": name,
-                "past": sorted(past),
-                "runs": machine.tally.runs,
-                "actions": sum(machine.tally.actions.values()),
-                "by_action": dict(sorted(machine.tally.actions.items())),
-                "refused": sum(machine.tally.impossible.values()),
-                "seen": dict(machine.tally.seen),
-                "seconds": round(took, 1),
-                "broke": None if violation is None else violation.name,
-            }
-        )
-        say(
-            f"machine   {name}: {machine.tally.runs} runs, {sum(machine.tally.actions.values())} actions, "
-            f"{took:.1f} s: {'holds' if violation is None else violation}"
-        )
-        if violation is None:
+    def scenario(self, scenario: Scenario) -> None:
+        try:
+            violation = replay(self.target, scenario.shape, scenario.script, past=scenario.past)
+        except Impossible as error:
+            self.say(f"scenario  {scenario.name}: does not apply ({error})")
             return
-        result.findings.append(_finding(target, violation, f"machine: {name}", "", past))
-        if violation.name == "engine-alive":
-            return  # an engine that died has nothing behind it
-        past |= {violation.name}
+        facts = {"name": scenario.name, "source": scenario.source, "looks_for": scenario.breaks}
+        self.result.scenarios.append(facts | {"broke": None if violation is None else violation.name})
+        self.say(f"scenario  {scenario.name}: {'holds' if violation is None else violation}")
+        if violation is not None:
+            self._keep(violation, f"scenario: {scenario.name}", scenario.source, scenario.past, SCENARIO_SHRINK_S)
 
+    def machine(self, name: str, seconds: float | None) -> None:
+        past: frozenset[str] = frozenset()
+        shapes = machines.shapes_of(self.depth)
+        deadline = None if seconds is None else time.monotonic() + seconds
+        for _ in range(FINDINGS_PER_MACHINE):
+            machine = machines.machine_for(name, self.target, past=past, shapes=shapes, reuse_ids=self.reuse_ids)
+            begin = time.monotonic()
+            violation = machines.run_machine(machine, self.profile, deadline=deadline)
+            took, tally = time.monotonic() - begin, machine.tally
+            self.result.machines.append(
+                {
+                    "machine": name,
+                    "past": sorted(past),
+                    "runs": tally.runs,
+                    "actions": tally.actions.total(),
+                    "by_action": dict(sorted(tally.actions.items())),
+                    "refused": tally.impossible.total(),
+                    "seen": dict(tally.seen),
+                    "seconds": round(took, 1),
+                    "broke": None if violation is None else violation.name,
+                }
+            )
+            effort = f"{tally.runs} runs, {tally.actions.total()} actions, {took:.1f} s"
+            self.say(f"machine   {name}: {effort}: {'holds' if violation is None else violation}")
+            if violation is None:
+                return
+            self._keep(violation, f"machine: {name}", "", past)
+            if violation.name == "engine-alive":
+                return  # an engine that died has nothing behind it
+            past |= {violation.name}
 
-def _finding(
-    target: targets.Target,
-    violation: Violation,
-    found_by: str,
-    source: str,
-    past: frozenset[str],
-    budget_s: float = SHRINK_S,
-) -> Finding:
-    script, found = violation.script, violation
-    try:
-        script, found = shrinking.shrink(
-            target, violation.shape, violation.script, violation.name, past=past, budget_s=budget_s
-        )
-    except ValueError as error:
-        found.story += f"\n  ({error})"
-    return Finding(
-        property=violation.name,
-        found_by=found_by,
-        source=source,
-        what=found.what,
-        story=found.story,
-        script=script,
-        shape=dataclasses.asdict(violation.shape),
-        past=sorted(past),
-    )
+    def _keep(
+        self, violation: Violation, found_by: str, source: str, past: frozenset[str], budget_s: float = SHRINK_S
+    ) -> None:
+        """Note a finding, with the shortest script that leads there."""
+        script, found, shape = violation.script, violation, violation.shape
+        try:
+            script, found = shrinking.shrink(self.target, shape, script, violation.name, past=past, budget_s=budget_s)
+        except ValueError as error:
+            found.story += f"\n  ({error})"
+        where, how = (found_by, source), (dataclasses.asdict(shape), sorted(past))
+        self.result.findings.append(Finding(violation.name, *where, found.what, found.story, script, *how))
