@@ -33,17 +33,13 @@ def check_release(release: str) -> None:
     Raises:
         UsageError: too old, or not a release number.
     """
-    numbers = _numbers(release)
+    numbers = tuple(int(n) for n in re.findall(r"\d+", release)[:3])
     if not re.fullmatch(r"\d+\.\d+(\.\d+)?(\.?(post|rc|dev)\d+)?", release):
         raise UsageError(f"{release!r} is not a vLLM release", f"tested with {TESTED}")
     if numbers < OLDEST:
         raise UsageError(f"vLLM {release} is too old for this suite", f"0.27.1 or newer; tested with {TESTED}")
     if numbers[:2] > NEWEST:
         print(f"note: vLLM {release} is newer than this suite, which was tested with {TESTED}", file=sys.stderr)
-
-
-def _numbers(release: str) -> tuple[int, ...]:
-    return tuple(int(n) for n in re.findall(r"\d+", release)[:3])
 
 
 def check_vllm() -> None:
@@ -121,7 +117,8 @@ def _check_class(module_name: str, class_name: str) -> None:
         hint = (
             f"its connectors: {', '.join(there)}" if there else "it has no class that derives from KVConnectorBase_V1"
         )
-        raise UsageError(f"module {module_name} ({_file(module)}) has no {class_name}", hint) from None
+        file = getattr(module, "__file__", None) or "a namespace package"
+        raise UsageError(f"module {module_name} ({file}) has no {class_name}", hint) from None
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
     if not (inspect.isclass(found) and issubclass(found, KVConnectorBase_V1)):
@@ -190,7 +187,3 @@ def _tail(error: BaseException) -> str:
     """The innermost frames, the user's among them."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
     return "\n".join(f"  {f.filename}:{f.lineno} in {f.name}: {f.line}" for f in frames[-4:])
-
-
-def _file(module: Any) -> str:
-    return str(getattr(module, "__file__", None) or "a namespace package")
