@@ -8,13 +8,17 @@ Object bytes = for each layer in order, its runs in ascending address order. Dir
 bytes.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from kvledger.errors import ConfigError
+
+_WORDS = (torch.complex128, torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +39,47 @@ class LayerLayout:
         """Bytes of one logical block of this layer, padding excluded."""
         return self.run * len(self.offsets)
 
-    def views(self) -> list[torch.Tensor]:
-        """One uint8 view of shape (num_blocks, run) per run, on the tensor's own storage."""
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Dense bytes of every block, as far as they lie side by side: of one layer, or of layers that are neighbours."""
+
+    tensor: torch.Tensor
+    base: int
+    stride: int
+    size: int
+
+    def continues(self, before: "_Run") -> bool:
+        """Whether these bytes follow at once upon the others', in the same memory and in each block."""
+        same = self.tensor.untyped_storage().data_ptr() == before.tensor.untyped_storage().data_ptr()
+        return same and self.stride == before.stride and self.base == before.base + before.size
+
+    def view(self, num_blocks: int, word: torch.dtype) -> torch.Tensor:
+        """`word` view of shape (num_blocks, size / item size) on the tensor's own storage."""
         storage = self.tensor.untyped_storage()
-        first = self.base - storage.data_ptr()
-        empty = torch.empty(0, dtype=torch.uint8, device=self.tensor.device)
-        return [
-            empty.new_empty(0).set_(storage, first + o, (self.num_blocks, self.run), (self.stride, 1))
-            for o in self.offsets
-        ]
+        n = word.itemsize
+        first = (self.base - storage.data_ptr()) // n
+        empty = torch.empty(0, dtype=word, device=self.tensor.device)
+        return empty.set_(storage, first, (num_blocks, self.size // n), (self.stride // n, 1))
+
+
+def _runs(layers: Sequence[LayerLayout]) -> list[_Run]:
+    """The layers' runs in object order, neighbours joined."""
+    joined: list[_Run] = []
+    for layer in layers:
+        for offset in layer.offsets:
+            run = _Run(layer.tensor, layer.base + offset, layer.stride, layer.run)
+            if joined and run.continues(joined[-1]):
+                before = joined.pop()
+                run = dataclasses.replace(before, size=before.size + run.size)
+            joined.append(run)
+    return joined
+
+
+def _word(runs: Sequence[_Run]) -> torch.dtype:
+    """The widest type in which all runs can be copied: a copy of words is ten times as fast as one of bytes."""
+    places = [n for run in runs for n in (run.tensor.untyped_storage().data_ptr(), run.base, run.stride, run.size)]
+    return next(w for w in _WORDS if all(n % w.itemsize == 0 for n in places))
 
 
 def _block_dim(name: str, shape: tuple[int, ...], num_blocks: int) -> int:
@@ -95,11 +131,16 @@ class CacheLayout:
         if not layers:
             raise ConfigError(field="kv_caches", value={}, remedy="a rank needs at least one layer")
         self.layers = tuple(layers)
-        self.object_bytes = sum(layer.block_bytes for layer in layers)
-        self.segments_per_object = sum(len(layer.offsets) for layer in layers)
         self.num_blocks = layers[0].num_blocks
         self.device = layers[0].tensor.device
-        self._views = [v for layer in layers for v in layer.views()]
+        runs = _runs(layers)
+        self.object_bytes = sum(run.size for run in runs)
+        self.segments_per_object = len(runs)
+        self._bases = np.array([run.base for run in runs], dtype=np.int64)
+        self._strides = np.array([run.stride for run in runs], dtype=np.int64)
+        self._sizes = [run.size for run in runs]
+        self._word = _word(runs)
+        self._views = [run.view(self.num_blocks, self._word) for run in runs]
 
     @classmethod
     def from_tensors(cls, kv_caches: Mapping[str, torch.Tensor], num_blocks: int) -> "CacheLayout":
@@ -120,16 +161,16 @@ class CacheLayout:
         forms = [f"{len(layer.offsets)}x{layer.run}" for layer in self.layers]
         return ",".join(f"{len(list(g))}*{form}" for form, g in itertools.groupby(forms))
 
-    def segments(self, block_id: int) -> tuple[list[int], list[int]]:
-        """Addresses and sizes (bytes) of one block's runs, in object order (direct transfers).
+    def segments(self, block_ids: Sequence[int]) -> tuple[list[list[int]], list[list[int]]]:
+        """Addresses and sizes (bytes) of each block's runs, in object order (direct transfers).
 
         Raises:
             IndexError: no such block; an address outside the pool is never computed.
         """
-        self._check([block_id])
-        starts = [layer.base + block_id * layer.stride + o for layer in self.layers for o in layer.offsets]
-        sizes = [layer.run for layer in self.layers for _ in layer.offsets]
-        return starts, sizes
+        self._check(block_ids)
+        ids = np.array(block_ids, dtype=np.int64)
+        starts: list[list[int]] = (self._bases + ids[:, None] * self._strides).tolist()
+        return starts, [self._sizes] * len(starts)
 
     def regions(self) -> list[tuple[int, int]]:
         """(address, bytes) of each storage behind the layers, once each (registration for direct transfers)."""
@@ -140,23 +181,27 @@ class CacheLayout:
         """Copy the blocks' object bytes into `out`, uint8 host tensor of shape (blocks, object_bytes); returns when
         done."""
         ids = self._ids(block_ids)
-        rows = [v.index_select(0, ids) for v in self._views]
+        columns = self._columns(out)
         if self.device.type == "cpu":
-            torch.cat(rows, dim=1, out=out)
+            for view, column in zip(self._views, columns, strict=True):
+                torch.index_select(view, 0, ids, out=column)
             return
-        out.copy_(torch.cat(rows, dim=1), non_blocking=True)
+        rows = torch.cat([view.index_select(0, ids) for view in self._views], dim=1)
+        out.copy_(rows.view(torch.uint8), non_blocking=True)
         torch.cuda.current_stream(self.device).synchronize()
 
     def scatter(self, block_ids: Sequence[int], source: torch.Tensor) -> None:
         """Copy object bytes, uint8 host tensor of shape (blocks, object_bytes), into the blocks; returns when done."""
         ids = self._ids(block_ids)
-        rows = source.to(self.device, non_blocking=True)
-        start = 0
-        for view in self._views:
-            view.index_copy_(0, ids, rows[:, start : start + view.shape[1]])
-            start += view.shape[1]
+        for view, column in zip(self._views, self._columns(source.to(self.device, non_blocking=True)), strict=True):
+            view.index_copy_(0, ids, column)
         if self.device.type != "cpu":
             torch.cuda.current_stream(self.device).synchronize()
+
+    def _columns(self, objects: torch.Tensor) -> Sequence[torch.Tensor]:
+        """The part of each run in rows of object bytes, as words."""
+        words = objects.view(self._word)
+        return words.split([view.shape[1] for view in self._views], dim=1)
 
     def _ids(self, block_ids: Sequence[int]) -> torch.Tensor:
         self._check(block_ids)

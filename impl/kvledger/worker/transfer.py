@@ -261,8 +261,7 @@ class Transfer:
         A slot whose bytes may still move goes to quarantine instead of back.
         """
         if self._staging is None:
-            parts = [self._layout.segments(b) for b in blocks]
-            yield None, [pointers for pointers, _ in parts], [sizes for _, sizes in parts]
+            yield None, *self._layout.segments(blocks)
             return
         slot = self._staging.take(len(blocks), self._clock())
         if slot is None:

@@ -121,8 +121,8 @@ def test_scatter_writes_the_blocks_and_not_a_byte_beside_them(form, device):
 def test_direct_segments_are_the_same_bytes_in_the_same_order(form):
     caches = form("cpu")
     layout = CacheLayout.from_tensors(caches, BLOCKS)
-    for block in range(BLOCKS):
-        pointers, sizes = layout.segments(block)
+    all_pointers, all_sizes = layout.segments(range(BLOCKS))
+    for block, pointers, sizes in zip(range(BLOCKS), all_pointers, all_sizes, strict=True):
         raw = b"".join(ctypes.string_at(p, n) for p, n in zip(pointers, sizes, strict=True))
         assert raw == expected_object(caches, block).numpy().tobytes()
         regions = layout.regions()
@@ -138,6 +138,12 @@ def test_layers_that_share_one_cache_count_once():
     assert len(CacheLayout.from_tensors(caches, BLOCKS).layers) == 3
 
 
+def test_neighbours_in_memory_are_one_segment():
+    assert CacheLayout.from_tensors(interleaved_layers("cpu"), BLOCKS).segments_per_object == 1
+    assert CacheLayout.from_tensors(two_layers_in_one_storage("cpu"), BLOCKS).segments_per_object == 2
+    assert CacheLayout.from_tensors(planes_outermost("cpu"), BLOCKS).segments_per_object == 4
+
+
 def test_each_storage_is_one_region():
     assert len(CacheLayout.from_tensors(interleaved_layers("cpu"), BLOCKS).regions()) == 1
 
@@ -147,7 +153,7 @@ def test_no_address_outside_the_pool_is_computed(block):
     layout = CacheLayout.from_tensors(blocks_outermost("cpu"), BLOCKS)
     out = torch.empty((1, layout.object_bytes), dtype=torch.uint8)
     with pytest.raises(IndexError, match="outside the pool"):
-        layout.segments(block)
+        layout.segments([block])
     with pytest.raises(IndexError, match="outside the pool"):
         layout.gather([block], out)
     with pytest.raises(IndexError, match="outside the pool"):
