@@ -3,6 +3,7 @@
 import functools
 import os
 import signal
+import threading
 import time
 from typing import Any
 
@@ -56,6 +57,22 @@ def preempt(engine: LiveEngine, request_id: str) -> None:
     request = scheduler.requests[request_id]
     scheduler.running.remove(request)
     scheduler._preempt_request(request, time.monotonic(), drop_stale_output=False)
+
+
+def test_core_does_not_spin_while_a_load_is_all_that_it_waits_for(engines):
+    filled(engines)
+    warm = engines()
+    held = hold(warm, "get")
+    warm.add("a", PROMPT_A)
+    warm.run(held.reached.is_set)
+    threading.Timer(0.5, held.open).start()
+    before = warm.steps
+
+    while warm.busy:
+        warm.step()
+
+    assert warm.steps - before < 400  # without a wait thousands: each takes a fraction of a millisecond
+    warm.assert_right()
 
 
 @pytest.mark.parametrize("slow_rank", [0, 1])

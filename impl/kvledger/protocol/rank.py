@@ -159,6 +159,10 @@ class RankLedger:
         reports, self._reports = self._reports, []
         return reports
 
+    def has_reports(self) -> bool:
+        """Whether `take_reports` would hand out any."""
+        return bool(self._reports)
+
     def is_open(self, job_id: int) -> bool:
         """Whether the job is queued, running or quarantined here."""
         return job_id in self._jobs

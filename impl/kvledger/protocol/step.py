@@ -12,3 +12,5 @@ class StepPlan:
     namespace: str
     jobs: tuple[Job, ...] = ()
     cancelled: tuple[int, ...] = ()
+    forward: bool = True
+    """Whether anything is computed in the step; False in an `EmptyStep`, in which a rank may wait a moment for a report."""

@@ -159,7 +159,12 @@ class SchedulerSide:
         if self._may_save:
             jobs += self._emit_stores(output, now)
         cancelled, self._cancelled = tuple(self._cancelled), []
-        return StepPlan(namespace=self._keys.namespace, jobs=tuple(jobs), cancelled=cancelled)
+        return StepPlan(
+            namespace=self._keys.namespace,
+            jobs=tuple(jobs),
+            cancelled=cancelled,
+            forward=bool(output.num_scheduled_tokens),
+        )
 
     def _emit_loads(self, now: float) -> list[Job]:
         accepted, self._accepted = self._accepted, []

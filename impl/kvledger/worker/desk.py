@@ -106,6 +106,11 @@ class Desk:
             self._quarantined.difference_update(over)
             return stuck
 
+    def wait_report(self, timeout_s: float) -> None:
+        """Wait until a report can be taken or no job is open, at most `timeout_s`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ledger.has_reports() or self._ledger.is_idle(), timeout_s)
+
     def take_reports(self) -> list[Report]:
         """See `RankLedger.take_reports`."""
         with self._changed:

@@ -27,6 +27,10 @@ from kvledger.worker.transfer import Transfer
 
 logger = logging.getLogger(__name__)
 
+IDLE_WAIT_S = 2e-3
+"""Longest wait for a report in a step without a forward. Core makes such steps back to back while a transfer is all that
+it waits for, and each takes the interpreter away from the transfer's thread."""
+
 
 @dataclass(slots=True)
 class StepResults:
@@ -76,6 +80,7 @@ class RankSide:
         self._device = torch.device("cpu")
         self._fences: dict[int, Fence] = {}
         self._told: dict[int, Job] = {}
+        self._forward = True
         self._loads: dict[int, tuple[Job, float]] = {}  # open loads, and when each is given up
         self._given_up: set[int | None] = set()
         self._results = StepResults()
@@ -209,6 +214,7 @@ class RankSide:
                 "different model files, settings or hardware; make them equal, or set weights_version",
             )
         self._drop_told("never submitted")
+        self._forward = plan.forward
         self._told = {job.job_id: job for job in plan.jobs}
         late = self._clock() + self._settings.load_timeout_s
         self._loads.update((job.job_id, (job, late)) for job in plan.jobs if job.kind is Kind.LOAD)
@@ -295,7 +301,12 @@ class RankSide:
         self._told = {}
 
     def collect(self) -> None:
-        """`TakeReports`: take the reports that are ready, once per step (vLLM hook `get_finished` or `get_transfer_results`)."""
+        """`TakeReports`: take the reports that are ready, once per step (vLLM hook `get_finished` or `get_transfer_results`).
+
+        In a step without a forward it waits up to `IDLE_WAIT_S` for one.
+        """
+        if not self._forward:
+            self._desk.wait_report(IDLE_WAIT_S)
         stuck = self._desk.expire()
         self._stuck(len(stuck))
         self._given_up.update(stuck)

@@ -53,3 +53,19 @@ def test_an_ended_quarantine_is_not_taken_for_a_call_that_is_stuck():
     now[0] = 10.0
     assert desk.expire() == [2]
     assert sorted(report.job_id for report in desk.take_reports()) == [1, 2]
+
+
+def test_a_wait_for_a_report_ends_with_the_report(running_load):
+    threading.Timer(0.05, lambda: running_load.finish(1, Result.DONE, ())).start()
+    running_load.wait_report(30)
+    assert [r.job_id for r in running_load.take_reports()] == [1]
+
+
+def test_a_wait_for_a_report_is_bounded_and_none_without_a_job(running_load):
+    running_load.wait_report(0.01)
+    assert running_load.take_reports() == []
+    running_load.finish(1, Result.DONE, ())
+    running_load.take_reports()
+    begun = time.monotonic()
+    running_load.wait_report(30)
+    assert time.monotonic() - begun < 10
