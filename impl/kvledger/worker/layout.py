@@ -201,7 +201,8 @@ class CacheLayout:
     def _columns(self, objects: torch.Tensor) -> Sequence[torch.Tensor]:
         """The part of each run in rows of object bytes, as words."""
         words = objects.view(self._word)
-        return words.split([view.shape[1] for view in self._views], dim=1)
+        columns: Sequence[torch.Tensor] = words.split([view.shape[1] for view in self._views], dim=1)
+        return columns
 
     def _ids(self, block_ids: Sequence[int]) -> torch.Tensor:
         self._check(block_ids)
