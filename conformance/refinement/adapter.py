@@ -190,7 +190,7 @@ class LedgerAdapter:
     do_Abort = do_Finish  # noqa: N815
 
     def do_Reset(self, before: State, after: State) -> None:  # noqa: N802
-        if not self.side.reset():
+        if not self.side.reset(refused=False):
             raise Divergence("kvledger refuses to reset")
         self.epochs.append(self.ledger.epoch)
         if before["store"] != after["store"]:

@@ -177,7 +177,8 @@ class MooncakeLedgerConnector(KVConnectorBase_V1, SupportsHMA):
         return self._scheduler is not None and self._scheduler.has_open_jobs()
 
     def reset_cache(self) -> bool | None:
-        return self.scheduler_side.reset()
+        side = self.scheduler_side
+        return side.reset(refused=not side.core_has_forgotten())
 
     def snapshot(self) -> dict[str, Any]:
         """Figures of the scheduler side; plain values."""

@@ -40,12 +40,16 @@ def test_the_request_is_a_new_generation(loading):
     engine.assert_right()
 
 
-def test_it_stores_again_although_a_reset_tainted_the_load(loading):
-    """The load's bytes would have been older than the reset; none of them arrived, and all is computed anew."""
+def test_after_a_refused_reset_it_stores_again_once_one_succeeds(loading):
+    """A load in flight makes core refuse; none of it arrives, and what is computed anew may rest on blocks of before."""
     engine, held = loading
     assert engine.scheduler.reset_prefix_cache(reset_connector=True) is False
     before = set(engine.stored_keys())
     held.open()
     engine.run_to_idle()
     engine.assert_right()
+    assert set(engine.stored_keys()) == before
+    assert engine.scheduler.reset_prefix_cache(reset_connector=True)
+    engine.add("b", PROMPT)
+    engine.run_to_idle()
     assert len(set(engine.stored_keys()) - before) == len(PROMPT) // engine.shape.block_size

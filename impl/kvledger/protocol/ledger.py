@@ -34,6 +34,7 @@ class Decline(enum.Enum):
     IN_FLIGHT = "in_flight"  # another open job stores the same hash
     LOAD_PENDING = "load_pending"  # waits: bytes that it rests on are still being loaded
     TAINTED = "tainted"  # rests on a failed synchronous load, or on bytes older than a reset
+    MUTE = "mute"  # core refused a reset: its prefix cache may hold bytes of other weights
     ATTEMPTS = "attempts"  # given up after the configured number of attempts
 
 
@@ -106,6 +107,7 @@ class Ledger:
         self._next_job = 1
         self._next_generation = 1
         self._epoch = ""
+        self._mute = False  # the model's mute: core has refused a reset since the last one that succeeded
         self._progress_at = 0.0
         self._settled: dict[Kind, Counter[Result]] = {k: Counter() for k in Kind}
         self._declined: Counter[Decline] = Counter()
@@ -129,8 +131,9 @@ class Ledger:
         self._failed_hits.discard(request_id)
 
     def may_hit(self, request_id: str) -> bool:
-        """Whether the request may be offered a hit (the model's `~nohit`): not after one of its loads failed."""
-        return request_id not in self._failed_hits
+        """Whether the request may be offered a hit (the model's `~nohit` and `~mute`): not after one of its loads failed,
+        nor while core holds on to blocks of before a reset."""
+        return not self._mute and request_id not in self._failed_hits
 
     def generation(self, request_id: str) -> int | None:
         """Number of the request's current generation, if it has one."""
@@ -177,7 +180,7 @@ class Ledger:
         `storable` counts the request's leading blocks whose KV is complete after this step.
         """
         tracker = self._trackers.get(request_id)
-        if tracker is None or tracker.load is Load.TAINTED:
+        if tracker is None or tracker.load is Load.TAINTED or self._mute:
             return False
         if self._sync_targets:
             return True  # even without new blocks: note whom the loads concern
@@ -209,6 +212,9 @@ class Ledger:
                 action="EmitStore",
             )
         self._note_sync_loads(tracker, block_ids)
+        if self._mute:
+            self._declined[Decline.MUTE] += 1
+            return None
         if not tracker.may_store:
             self._declined[Decline.TAINTED if tracker.load is Load.TAINTED else Decline.LOAD_PENDING] += 1
             return None
@@ -462,12 +468,22 @@ class Ledger:
         """`Relearned`: a lookup did not find these; store them again when they come by."""
         self._known.discard(hashes)
 
-    def reset(self, epoch: str) -> set[str]:
+    @property
+    def mute(self) -> bool:
+        """Whether nothing is stored or hit: core has refused a reset since the last one that succeeded."""
+        return self._mute
+
+    def reset(self, epoch: str, *, refused: bool = False) -> set[str]:
         """`Reset`: nothing stored before is known or addressed any more; open jobs only release.
 
         Generations end, except those whose load is still in flight: they will rest on old bytes, so they stay and store
         nothing until they are admitted anew. Returns their request ids.
+
+        `refused` (`ResetRefused`): core has kept its prefix cache, so any later generation may rest on old bytes without
+        our knowing. A new epoch alone would let it store them under the new keys; so nothing is stored or hit until a
+        reset succeeds.
         """
+        self._mute = refused
         self._epoch = epoch
         self._known.clear()
         kept = {r: t for r, t in self._trackers.items() if t.load_job in self._open}

@@ -2,7 +2,7 @@
 
 Hook → action: `get_num_new_matched_tokens` → lookup; `update_state_after_alloc` → `BeginGeneration`;
 `build_connector_meta` → `EndGeneration` of preempted requests, `EmitLoad`, `EmitStore`; `update_connector_output` →
-`ApplyReport`; `request_finished` → `EndGeneration`; `reset_cache` → `Reset`.
+`ApplyReport`; `request_finished` → `EndGeneration`; `reset_cache` → `Reset`, `ResetRefused`.
 """
 
 import logging
@@ -308,16 +308,30 @@ class SchedulerSide:
         """`HasPendingPushWork`: while it holds core makes an `EmptyStep` even without requests."""
         return self._ledger.has_open_jobs()
 
-    def reset(self) -> bool:
+    def core_has_forgotten(self) -> bool:
+        """Whether core has emptied its prefix cache: asked within `reset_cache`, which core calls also after it refused to.
+
+        It refuses while any block but the null block is in use, by a request, a load or one of our pins (contract G12).
+        """
+        pool = self.pool
+        return len(pool.cached_block_hash_to_block) == 0 and pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
+
+    def reset(self, *, refused: bool) -> bool:
         """`Reset`: what was stored before is never served to this engine again (new key epoch).
 
-        Returns False if loads of the old epoch are still in flight: their requests finish on old KV.
+        `refused` (`ResetRefused`): core goes on with blocks of before, so nothing is stored or hit until a reset succeeds.
+        Returns False then, and if loads of the old epoch are still in flight: their requests finish on old KV.
         """
-        loading = self._ledger.reset(secrets.token_hex(4))
+        if refused:
+            logger.warning(
+                "kvledger: vLLM refused to reset its prefix cache (blocks are in use); nothing is stored or loaded until a "
+                "reset succeeds: repeat it when no request, load or save is in flight"
+            )
+        loading = self._ledger.reset(secrets.token_hex(4), refused=refused)
         self._admissions.keep_only(loading)
         self._hits.clear()
         self._actions.reset(loading)
-        return not loading
+        return not loading and not refused
 
     def view(self) -> SideView:
         """The state in the model's words; a copy."""
@@ -332,6 +346,7 @@ class SchedulerSide:
             "max_pinned": ledger.pins.max_blocks,
             "open_jobs": ledger.open_jobs,
             "generations": ledger.generations,
+            "mute": self._ledger.mute,
             "store_jobs": ledger.settled[Kind.STORE.value],
             "load_jobs": ledger.settled[Kind.LOAD.value],
             "declined": ledger.declined,

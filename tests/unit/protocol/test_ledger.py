@@ -162,6 +162,19 @@ class TestReset:
         ledger.begin_generation("r")
         assert store(ledger, "r", 1).epoch == "e3"
 
+    def test_after_a_refused_one_nothing_is_stored_or_hit_until_one_succeeds(self):
+        ledger = make_ledger("r")
+        ledger.reset("e1", refused=True)
+        ledger.begin_generation("s")
+        assert nothing_to_store(ledger, "s", 4)
+        assert (ledger.mute, ledger.may_hit("s"), ledger.wants_store("s", 4, 0.0)) == (True, False, False)
+        assert ledger.snapshot().declined["mute"] == 1
+
+        ledger.reset("e2")
+        ledger.begin_generation("s")
+        assert (ledger.mute, ledger.may_hit("s"), ledger.wants_store("s", 4, 0.0)) == (False, True, True)
+        assert store(ledger, "s", 1).epoch == "e2"
+
 
 def test_figures_count_everything_by_its_name():
     ledger = make_ledger("r", "loading", "idle")
