@@ -262,7 +262,7 @@ def hit_offered_again() -> Iterator[Swap]:
 def reset_keeps_keys() -> Iterator[Swap]:
     """After a reset with new weights the keys are the same, and so are the objects."""
     reset = Ledger.reset
-    yield Ledger, "reset", lambda self, _epoch: reset(self, self._epoch)
+    yield Ledger, "reset", lambda self, _epoch, **how: reset(self, self._epoch, **how)
 
 
 @named_patch(SCHEDULER_PATCHES, "failed-block-believed-stored")
