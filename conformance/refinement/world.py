@@ -106,6 +106,7 @@ class CoreRequest:
     num_preemptions: int = 0
     max_tokens: int = 1
     skip_reading_prefix_cache: bool = False
+    resumable: bool = False
 
     @property
     def num_tokens(self) -> int:

@@ -192,8 +192,8 @@ class SchedulerSide:
                         continue
                     job = self._emit_store(output, request, storable, names, now)
                     jobs += [job] if job is not None else []
-                if self._ledger.is_through(request_id, self._limit(request)):
-                    del self._saving[request_id]
+                if not request.resumable and self._ledger.is_through(request_id, self._limit(request)):
+                    del self._saving[request_id]  # a streaming-input session stays: its prompt may grow
         return jobs
 
     def _limit(self, request: "Request") -> int:
@@ -211,6 +211,7 @@ class SchedulerSide:
         tokens: int = min(request.num_computed_tokens + num_scheduled, request.num_tokens)
         if not self._settings.save_decode_cache:
             tokens = min(tokens, request.num_prompt_tokens)
+        # Not in vLLM 0.32.0; a vLLM that publishes hashes only after the draft model's KV is there says so by this field.
         publishable: int = getattr(request, "num_publishable_block_hashes", len(request.block_hashes))
         return min(tokens // self._plan.block_size, publishable // self._plan.hashes_per_block)
 
