@@ -455,6 +455,12 @@ class Ledger:
             return None
         return tracker.load_job
 
+    def proven(self, block_ids: Sequence[int]) -> int:
+        """Leading blocks of a table that rest on no synchronous load some rank has yet to report."""
+        if not self._sync_targets:
+            return len(block_ids)
+        return next((i for i, b in enumerate(block_ids) if b in self._sync_targets), len(block_ids))
+
     def loads_in_flight(self) -> int:
         """Open load jobs."""
         return sum(e.job.kind is Kind.LOAD for e in self._open.values())

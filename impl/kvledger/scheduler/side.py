@@ -284,6 +284,7 @@ class SchedulerSide:
     def finished(self, request: "Request") -> None:
         """`Finish` and `Abort`: the request ended. Its jobs run on, and their pins stay; a load still queued is not needed
         any more."""
+        self._evict_unproven(request.request_id)
         if self._admissions.end(request):
             load = self._ledger.open_load(request.request_id)
             if load is not None:
@@ -293,6 +294,17 @@ class SchedulerSide:
             self._actions.end_request(request.request_id)
         self._hits.take(request.request_id)
         self._ledger.end_request(request.request_id)
+
+    def _evict_unproven(self, request_id: str) -> None:
+        """Take blocks that rest on a synchronous load not reported yet out of vLLM's prefix cache.
+
+        vLLM hears of aborts between a step's end and its output. The blocks are free then, hashed, and in no table any
+        more when the report says that they were not filled.
+        """
+        table = self.block_table(request_id)
+        unproven = table[self._ledger.proven(table) :]
+        if unproven:
+            self.pool.evict_blocks(set(unproven))
 
     def _end_generation(self, request_id: str, why: str) -> None:
         self._actions.end_generation(request_id, why)
