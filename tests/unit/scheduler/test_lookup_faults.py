@@ -1,46 +1,13 @@
 """Lookups that fail: one counter each, one line a kind, and a dead thread holds nobody up."""
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from kvledger.keys import KeySpace, parse_key
 from kvledger.protocol import Breaker
 from kvledger.scheduler.lookup import RESTARTS, LookupService
-
-HASHES = [bytes([i]) * 4 for i in range(6)]
-KEYS = KeySpace(namespace="ns")
-BOUND_S = 30.0
-
-
-class Store:
-    """The two calls of a store client that a lookup makes: `exists` answers by key, may raise, and waits for `gate`."""
-
-    def __init__(self) -> None:
-        self.answers: dict[tuple[bytes, int], int] = {}
-        """By hash and rank; whatever is not named is there."""
-        self.asked: list[list[str]] = []
-        self.error: Exception | None = None
-        self.gate = threading.Event()
-        self.gate.set()
-        self.closed = False
-
-    def exists(self, keys: list[str]) -> list[int]:
-        self.asked.append(keys)
-        if not self.gate.wait(BOUND_S):
-            raise TimeoutError("the gate of a test stayed closed")
-        if self.error is not None:
-            raise self.error
-        return [self.answers.get((parsed.block_hash, parsed.shard), 1) for parsed in map(parse_key, keys)]
-
-    def close(self, timeout_s: float) -> None:
-        self.closed = True
-
-    def chunks(self) -> list[list[bytes]]:
-        """The hashes of each question, once each."""
-        return [list(dict.fromkeys(parse_key(key).block_hash for key in keys)) for keys in self.asked]
+from tests.support.lookups import BOUND_S, HASHES, KEYS, Store
 
 
 @pytest.fixture
@@ -61,7 +28,7 @@ def make_service(store) -> Iterator[Callable[..., LookupService]]:
         return made[-1]
 
     yield make
-    store.gate.set()
+    store.works.set()
     for service in made:
         service.close(BOUND_S)
     assert not any(service._thread.is_alive() for service in made)
@@ -85,7 +52,7 @@ class TestSilence:
         assert service.counters.failed == 1
 
     def test_a_timeout_raises_one_counter(self, store, make_service):
-        store.gate.clear()
+        store.works.clear()
         service = make_service(timeout_s=0.05)
         assert service.result(service.ask(HASHES, ""), 0.1) == 0
         assert service.counters.faults == {"lookup timed out": 1}
@@ -130,17 +97,17 @@ class TestSilence:
         store.error = SystemExit("out")
         for _ in range(RESTARTS):
             found(service)
-        store.gate.clear()
+        store.works.clear()
         waiting = [service.ask(HASHES, "") for _ in range(3)]
-        store.gate.set()
+        store.works.set()
         assert [service.result(lookup, BOUND_S / 2) for lookup in waiting] == [0, 0, 0]
         assert service.counters.timed_out == 0
 
     def test_closing_takes_no_longer_than_vllm_grants_however_long_the_setting(self, store, make_service):
-        store.gate.clear()
+        store.works.clear()
         service = make_service()
         service.ask(HASHES, "")
         begun = time.monotonic()
         service.close(600.0)
         assert time.monotonic() - begun < 2.5
-        assert store.closed
+        assert store.closed_in is not None
