@@ -283,6 +283,20 @@ def test_an_answer_that_is_not_one_code_per_key_is_indeterminate(
         shared._native = real
 
 
+def test_a_library_that_always_answers_malformed_is_told_once_and_counted(shared, caplog):
+    real = shared._native
+    shared._native = SimpleNamespace(batch_is_exist=lambda *_: None)
+    before = shared._faults.counts().get("exists malformed answer", 0)
+    try:
+        for _ in range(20):
+            assert shared.exists(["k"]) == [-800]
+    finally:
+        shared._native = real
+    assert shared._faults.counts()["exists malformed answer"] - before == 20
+    assert [m for m in caplog.messages if "exists malformed answer" in m] == caplog.messages
+    assert len(caplog.messages) == 1
+
+
 def test_a_stopped_master_cannot_hold_up_close_or_the_end_of_the_process(tmp_path: Path) -> None:
     """With the master stopped, a real native call hangs; close returns in its time and the process can end."""
     with running_embedded(tmp_path, 16 * MIB) as store:

@@ -107,8 +107,8 @@ def short_list_believed() -> Iterator[Swap]:
 
     success = {"exists": 1, "put": 0, "get": 64}
 
-    def padded(operation: str, answer: Any, keys: int, *, highest: int | None = None) -> list[int]:
-        del highest
+    def padded(faults: object, operation: str, answer: Any, keys: int, *, highest: int | None = None) -> list[int]:
+        del faults, highest
         return [*(answer or ()), *[success[operation]] * keys][:keys]
 
     yield mooncake_client, "_one_per_key", padded

@@ -31,6 +31,7 @@ from kvledger.config import Settings
 from kvledger.config_values import endpoints, is_locator
 from kvledger.errors import ConfigError, StoreError
 from kvledger.mooncake.codes import Code, describe
+from kvledger.observe.faults import Faults
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +116,7 @@ class MooncakeClient:
         self._in_flight = 0
         self._closing = True
         self._changed = threading.Condition()
+        self._faults = Faults(name)
 
     @classmethod
     def connect(
@@ -184,7 +186,7 @@ class MooncakeClient:
         if not keys or not self._enter():
             return [int(Code.CLIENT_CLOSED)] * len(keys)
         try:
-            return _one_per_key("exists", self._native.batch_is_exist(keys), len(keys))
+            return _one_per_key(self._faults, "exists", self._native.batch_is_exist(keys), len(keys))
         finally:
             self._leave()
 
@@ -198,7 +200,7 @@ class MooncakeClient:
                 answer = self._native.batch_put_from(keys, [p[0] for p in ptrs], [s[0] for s in sizes], self._replicate)
             else:
                 answer = self._native.batch_put_from_multi_buffers(keys, ptrs, sizes, self._replicate)
-            return _one_per_key("put", answer, len(keys), highest=0)
+            return _one_per_key(self._faults, "put", answer, len(keys), highest=0)
         finally:
             self._leave()
 
@@ -212,7 +214,7 @@ class MooncakeClient:
                 answer = self._native.batch_get_into(keys, [p[0] for p in ptrs], [s[0] for s in sizes])
             else:
                 answer = self._native.batch_get_into_multi_buffers(keys, ptrs, sizes)
-            return _one_per_key("get", answer, len(keys))
+            return _one_per_key(self._faults, "get", answer, len(keys))
         finally:
             self._leave()
 
@@ -313,12 +315,13 @@ class MooncakeClient:
 # -- answers ---------------------------------------------------------------
 
 
-def _one_per_key(operation: str, answer: Any, keys: int, *, highest: int | None = None) -> list[int]:
+def _one_per_key(faults: Faults, operation: str, answer: Any, keys: int, *, highest: int | None = None) -> list[int]:
     """The answer if it is one number per key, else "indeterminate" for every key."""
     whole = isinstance(answer, list) and len(answer) == keys and all(type(entry) is int for entry in answer)
     if whole and (highest is None or all(entry <= highest for entry in answer)):
         return list(answer)
-    logger.error("Mooncake %s answered %.200r for %d keys; all count as indeterminate", operation, answer, keys)
+    meaning = f"Mooncake answered {answer!r:.200} for {keys} keys; all count as indeterminate"
+    faults.record(f"{operation} malformed answer", meaning, level=logging.ERROR)
     return [int(Code.TRANSFER_FAIL)] * keys
 
 
