@@ -94,6 +94,7 @@ Never_EvictedUnderLoad ==
 Never_SyncTargetShared == \A b \in SyncTargets : ref[b] < 2
 Never_Tainted == \A r \in Reqs : trk[r].load # "tainted"
 Never_OldPutAfterReset == \A t \in dma : job[t[2]].epoch = epoch
+Never_ResetRefused == ~mute
 Never_Starved == \A r \in Reqs : ~Starved(r)
 Never_WaitsForPins == ~(HasPendingBlockFrees /\ \E r \in Reqs : Starved(r))
 Never_Stalled == ~stalled

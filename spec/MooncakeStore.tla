@@ -51,7 +51,7 @@ BuildMeta(r, t, T, p, n, new, wr, rd, ld, sync, K) ==
      /\ tbl' = [tbl EXCEPT ![r] = T]
      /\ full' = [full EXCEPT ![r] = n]
      /\ preempted' = {} /\ owed' = 0 /\ known' = K
-     /\ UNCHANGED <<calm, epoch, hooked, polled, fwd, rk, mem, dma, store, rp>>
+     /\ UNCHANGED <<calm, epoch, mute, hooked, polled, fwd, rk, mem, dma, store, rp>>
 
 Allocatable(B) == B                           \* narrow models: only the lowest free block, for blocks are alike
 
@@ -149,7 +149,7 @@ EmptyStep ==
   /\ trk' = [x \in Reqs |-> EndGeneration(x, trk[x], rgen[x])]
   /\ preempted' = {}
   /\ UNCHANGED <<rst, rp, rgen, full, tbl, ref, cached, owed, calm, epoch, nextJob, job, led, known, nohit, stalled,
-                 rankVars, store>>
+                 mute, rankVars, store>>
 
 -----------------------------------------------------------------------------
 (* Core: the life of a request. *)
@@ -205,7 +205,7 @@ PreemptForSpace(v, r) ==
 Gone(r, s) ==
   /\ rst' = [rst EXCEPT ![r] = s] /\ trk' = [trk EXCEPT ![r] = NoTrk] /\ nohit' = [nohit EXCEPT ![r] = FALSE]
   /\ rp' = IF s = "none" THEN [rp EXCEPT ![r] = NoPrompt] ELSE rp
-  /\ UNCHANGED <<cached, preempted, owed, pipe, calm, epoch, nextJob, job, led, known, stalled, rankVars, store>>
+  /\ UNCHANGED <<cached, preempted, owed, pipe, calm, epoch, nextJob, job, led, known, stalled, mute, rankVars, store>>
 Finish(r) ==
   /\ rst[r] = "running" /\ full[r] = Len(rp[r]) /\ StepsOf(r) = {} /\ owed = 0
   /\ Gone(r, "none") /\ Unadmit(r)
@@ -229,8 +229,21 @@ Reset ==
   /\ epoch' = epoch + 1
   /\ cached' = [b \in Blocks |-> NoHash] /\ known' = {}
   /\ trk' = [r \in Reqs |-> NoTrk]
-  /\ store' = Wiped(store)
+  /\ store' = Wiped(store) /\ mute' = FALSE
   /\ UNCHANGED <<rst, rp, rgen, full, tbl, ref, preempted, owed, pipe, calm, nextJob, job, led, nohit, stalled, rankVars>>
+
+(* ACTION  ResetRefused                   WHO core, then kvledger's scheduler side
+   CODE    reset_prefix_cache(reset_connector=True) -> False, reset_cache all the same -> ledger.reset(refused=True)
+   New weights, but a block is in use, by a request or a pin: core keeps its prefix index and goes on with what it has.
+   Nobody can tell which later generations rest on it, so nothing is stored or hit until a Reset, which draws another epoch.
+   Generations end but for those whose load is out, which are tainted.                                                   *)
+ResetRefused ==
+  /\ epoch < MaxEpoch /\ ~calm /\ owed = 0 /\ InFlight = {}
+  /\ \E b \in Blocks : ref[b] > 0
+  /\ epoch' = epoch + 1 /\ mute' = TRUE /\ known' = {}
+  /\ trk' = [r \in Reqs |-> IF trk[r].load = "pending" THEN [trk[r] EXCEPT !.load = "tainted"] ELSE NoTrk]
+  /\ UNCHANGED <<rst, rp, rgen, full, tbl, ref, cached, preempted, owed, pipe, calm, nextJob, job, led, nohit, stalled,
+                 rankVars, store>>
 
 (* ACTION  UpdateFromOutput               WHO core, then kvledger's scheduler side
    CODE    update_from_output: invalid blocks, update_connector_output -> ledger.apply_report, finished_recving
@@ -286,7 +299,7 @@ UpdateFromOutput ==
   /\ stalled' = (stalled /\ ~\E x \in pipe[1].rep : job[x[2]].kind = "store")
   /\ pipe' = [s \in Slots |-> IF s < Depth THEN pipe[s + 1] ELSE NoStep]
   /\ hooked' = Shift(hooked) /\ polled' = Shift(polled) /\ fwd' = Shift(fwd)
-  /\ UNCHANGED <<preempted, owed, calm, epoch, nextJob, mem, dma, store>>
+  /\ UNCHANGED <<preempted, owed, calm, epoch, mute, nextJob, mem, dma, store>>
 
 -----------------------------------------------------------------------------
 (* Ranks. *)
@@ -438,7 +451,7 @@ ReplayReport(k, j) ==
 StallTimeout ==
   /\ Live # {} /\ ~stalled
   /\ stalled' = TRUE
-  /\ UNCHANGED <<coreVars, trk, nextJob, job, led, known, nohit, rankVars, store>>
+  /\ UNCHANGED <<coreVars, trk, nextJob, job, led, known, nohit, mute, rankVars, store>>
 
 (* ACTION  BecomeCalm                     WHO environment: from now on no disturbance (liveness models only). *)
 BecomeCalm ==
@@ -456,7 +469,7 @@ EnvironmentNext ==
   \/ \E r \in Reqs : Preempt(r) \/ Abort(r) \/ (\E p \in Prompts : Arrive(r, p))
   \/ \E k \in Ranks, x \in Keys : Evict(k, x) \/ ForeignPut(k, x)
   \/ \E k \in Ranks, j \in JobIds : ReplayReport(k, j)
-  \/ Reset \/ StallTimeout \/ BecomeCalm
+  \/ Reset \/ ResetRefused \/ StallTimeout \/ BecomeCalm
 RankNext(k) ==
   \/ RankAccept(k) \/ RankForward(k) \/ TakeReports(k)
   \/ \E j \in JobIds : \/ RankDrop(k, j) \/ RankFinish(k, j) \/ RankQuarantine(k, j) \/ RankExpire(k, j)

@@ -12,9 +12,11 @@ BeginGeneration(g, ld) == [gen |-> g, front |-> 0, retry |-> {}, load |-> ld, at
 EndGeneration(x, t, g) == IF x \in preempted /\ t.gen # g THEN NoTrk ELSE t
 
 (* Which blocks of a generation may be stored: t tracker, T block table, n full blocks after this step.
-   Nothing while a load is pending, nothing on top of a sync load that some rank has not reported.      *)
+   Nothing while a load is pending, nothing on top of a sync load that some rank has not reported, nothing after a
+   refused reset: what core still has in its prefix cache may be of other weights.                                *)
+MayStore == ~mute
 Storable(t, T, n) ==
-  IF t.gen = 0 \/ t.load \in {"pending", "tainted"} \/ Range(T) \cap SyncTargets # {} THEN 0 ELSE n
+  IF ~MayStore \/ t.gen = 0 \/ t.load \in {"pending", "tainted"} \/ Range(T) \cap SyncTargets # {} THEN 0 ELSE n
 
 (* EmitStore: of the due blocks, those not stored nor on their way, as many as the pin budget takes.
    K: the hashes believed to be stored by now; a lookup of the same schedule() has already struck out what it missed. *)
@@ -74,7 +76,7 @@ HasPendingPushWork == Live # {}
 LocalHit(p) == MaxOr({n \in 1..(Len(p) - 1) : \A i \in 1..n : \E b \in Blocks : cached[b] = p[i]}, 0)
 InStore(h) == \A k \in Ranks : store[k][KeyOf(h, epoch)] # NoObj
 LoadsAllowed == DeferFree \/ Depth = 1           \* W-03: a producer under async scheduling must not load
-MayLoad(r) == ~nohit[r] /\ LoadsAllowed
+MayLoad(r) == ~nohit[r] /\ ~mute /\ LoadsAllowed
 ExternalHit(r, p, l) ==
   IF ~MayLoad(r) \/ nextJob > MaxJob THEN 0
   ELSE MaxOr({n \in 1..(Len(p) - 1 - l) : \A i \in (l + 1)..(l + n) : InStore(p[i])}, 0)

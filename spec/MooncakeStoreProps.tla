@@ -33,11 +33,12 @@ NotOverwritten ==
 NoPoison == \A k \in Ranks, x \in Keys : store[k][x] \in {NoObj, x}
 
 (* No request goes on with bytes that did not arrive: every block that counts as computed holds its right bytes on
-   every rank, except where a step in flight is still to write it or a load has not been reported yet.            *)
+   every rank, except where a step in flight is still to write it or a load has not been reported yet.  After a refused
+   reset core itself goes on with bytes of before, until one succeeds.                                             *)
 Unsettled(b) == \/ \E s \in InFlight : \E x \in pipe[s].wr : x[1] = b
                 \/ \E j \in Live : job[j].kind = "load" /\ b \in BlocksOf(job[j].items)
 NoWrongBytesUsed ==
-  \A r \in Reqs : \A i \in 1..full[r] : Unsettled(tbl[r][i]) \/ \A k \in Ranks : mem[k][tbl[r][i]] = Right(rp[r][i])
+  mute \/ \A r \in Reqs : \A i \in 1..full[r] : Unsettled(tbl[r][i]) \/ \A k \in Ranks : mem[k][tbl[r][i]] = Right(rp[r][i])
 
 (* References are exact: a block has one reference per request that owns it and one per store job that reads it.
    Too few: it is given away too early.  Too many: it is lost for ever.                                       *)
@@ -95,9 +96,10 @@ FailedHitEnds == \A r \in Reqs : nohit[r] => rst[r] \notin {"none", "zombie"}
 
 (* An admitted request has the tracker of its own generation: none is lost, none is left over from before.  One that is not
    admitted has none, except until the next schedule tells of its preemption, or until it is admitted again after a load
-   of which nothing arrived.                                                                                         *)
+   of which nothing arrived.  A refused reset ends generations under requests that run on.                           *)
 TrackerCurrent ==
-  \A r \in Reqs : IF rst[r] \in {"running", "loading"} THEN trk[r].gen = rgen[r] /\ rgen[r] # 0
+  \A r \in Reqs : IF rst[r] \in {"running", "loading"}
+                  THEN rgen[r] # 0 /\ (trk[r].gen = rgen[r] \/ (mute /\ trk[r].gen = 0))
                   ELSE trk[r].gen # 0 => rst[r] = "waiting" /\ (r \in preempted \/ nohit[r])
 
 (* A request that waits for a load has a load job that somebody will report. *)

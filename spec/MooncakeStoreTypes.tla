@@ -31,6 +31,7 @@ VARIABLES
   known,                       \* hashes believed to be stored by every rank
   nohit,                       \* per request: a load of it failed, so no hit is offered again
   stalled,                     \* no report and no new job for stall_timeout_s
+  mute,                        \* core has refused a reset since the last one that succeeded
   \* ---- ranks
   hooked, polled, fwd,         \* per rank: slots of pipe told / whose reports were collected / computed
   rk,                          \* per rank and job: life of the job
@@ -39,7 +40,7 @@ VARIABLES
   store                        \* per rank shard and key: content of the object, or NoObj
 
 coreVars == <<rst, rp, rgen, full, tbl, ref, cached, preempted, owed, pipe, calm, epoch>>
-schedVars == <<trk, nextJob, job, led, known, nohit, stalled>>
+schedVars == <<trk, nextJob, job, led, known, nohit, stalled, mute>>
 rankVars == <<hooked, polled, fwd, rk, mem, dma>>
 vars == <<coreVars, schedVars, rankVars, store>>
 
@@ -104,6 +105,7 @@ SchedTypes ==
   /\ known \subseteq Hashes
   /\ nohit \in [Reqs -> BOOLEAN]
   /\ stalled \in BOOLEAN
+  /\ mute \in BOOLEAN
 RankTypes ==
   /\ hooked \in [Ranks -> 0..Depth] /\ polled \in [Ranks -> 0..Depth] /\ fwd \in [Ranks -> 0..Depth]
   /\ rk \in [Ranks -> [JobIds -> [st : {"none", "queued", "running", "quar", "ready", "sent", "gone"},
@@ -120,7 +122,7 @@ Init ==
   /\ preempted = {} /\ owed = 0 /\ pipe = [s \in Slots |-> NoStep] /\ calm = FALSE /\ epoch = 0
   /\ trk = [r \in Reqs |-> NoTrk] /\ nextJob = 1
   /\ job = [j \in JobIds |-> NoJob] /\ led = [j \in JobIds |-> NoLed]
-  /\ known = {} /\ nohit = [r \in Reqs |-> FALSE] /\ stalled = FALSE
+  /\ known = {} /\ nohit = [r \in Reqs |-> FALSE] /\ stalled = FALSE /\ mute = FALSE
   /\ hooked = [k \in Ranks |-> 0] /\ polled = [k \in Ranks |-> 0] /\ fwd = [k \in Ranks |-> 0]
   /\ rk = [k \in Ranks |-> [j \in JobIds |-> NoRk]]
   /\ mem = [k \in Ranks |-> [b \in Blocks |-> Junk]] /\ dma = {}

@@ -19,7 +19,7 @@ VARIABLES tr,         \* which recording
           owes        \* what must come next, in this order: [a |-> action, job, req, what (blocks, hashes)]
 
 traceVars == <<tr, l, lastGen, owes>>
-rest == <<rst, rgen, full, ref, cached, preempted, owed, pipe, calm, stalled, rankVars, store>>
+rest == <<rst, rgen, full, ref, cached, preempted, owed, pipe, calm, stalled, mute, rankVars, store>>
 
 ReqSet == 1..NumReqs
 BlockSet == 1..NumBlocks

@@ -196,6 +196,11 @@ class LedgerAdapter:
         if before["store"] != after["store"]:
             self.objects.wipe()
 
+    def do_ResetRefused(self, before: State, after: State) -> None:  # noqa: N802
+        if self.side.reset(refused=True):
+            raise Divergence("kvledger calls a refused reset a success")
+        self.epochs.append(self.ledger.epoch)
+
     def do_UpdateFromOutput(self, before: State, after: State) -> None:  # noqa: N802
         _, reports = self.pipe.pop(0)
         self.pool.evicted = set()

@@ -63,7 +63,7 @@ NeverForgets(r, p, l) == known
 GoneButRemembered(r, s) ==
   /\ rst' = [rst EXCEPT ![r] = s] /\ trk' = [trk EXCEPT ![r] = NoTrk]
   /\ rp' = IF s = "none" THEN [rp EXCEPT ![r] = NoPrompt] ELSE rp
-  /\ UNCHANGED <<cached, preempted, owed, pipe, calm, epoch, nextJob, job, led, known, nohit, stalled, rankVars, store>>
+  /\ UNCHANGED <<cached, preempted, owed, pipe, calm, epoch, nextJob, job, led, known, nohit, stalled, mute, rankVars, store>>
 SyncGivenUp(k, s) == \A j \in pipe[s].jobs : job[j].sync => rk[k][j].st \in {"quar", "ready", "sent", "gone"}
 FailedButTrusted(t, sync, g) == [t EXCEPT !.load = IF g THEN "none" ELSE "failed"]
 HitDespiteFailure(r, p, l) ==

@@ -265,6 +265,13 @@ def reset_keeps_keys() -> Iterator[Swap]:
     yield Ledger, "reset", lambda self, _epoch, **how: reset(self, self._epoch, **how)
 
 
+@named_patch(SCHEDULER_PATCHES, "stores-after-refused-reset")
+def stores_after_refused_reset() -> Iterator[Swap]:
+    """After a reset that core refuses a new epoch is drawn, and what core has kept is stored under it."""
+    reset = Ledger.reset
+    yield Ledger, "reset", lambda self, epoch, **_how: reset(self, epoch)
+
+
 @named_patch(SCHEDULER_PATCHES, "failed-block-believed-stored")
 def failed_block_believed_stored() -> Iterator[Swap]:
     """Every block of a store that is over counts as stored."""
