@@ -196,7 +196,7 @@ class LedgerAdapter:
         if before["store"] != after["store"]:
             self.objects.wipe()
 
-    def do_ResetRefused(self, before: State, after: State) -> None:  # noqa: N802
+    def do_ResetRefused(self, _before: State, _after: State) -> None:  # noqa: N802
         if self.side.reset(refused=True):
             raise Divergence("kvledger calls a refused reset a success")
         self.epochs.append(self.ledger.epoch)

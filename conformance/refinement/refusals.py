@@ -111,7 +111,8 @@ def _hits(adapter: LedgerAdapter, name: str, state: State) -> Iterator[Attempt]:
     if state["nohit"][r]:
         yield f"a hit offered to {name}, whose load failed,", lambda: adapter.side.match(request, 0)[0] != 0
     generation = state["trk"][r]["gen"]  # none after a refused reset: an admission would begin one
-    if generation and request.num_computed_tokens and name not in adapter.side.view().asked and state["rst"][r] == "running":
+    asked = name in adapter.side.view().asked
+    if generation and request.num_computed_tokens and not asked and state["rst"][r] == "running":
         yield (
             f"tokens accepted for {name} that nobody offered",
             lambda: adapter.side.admitted(request, [1], BLOCK_SIZE),
