@@ -1,10 +1,14 @@
 """`./dev bench`: runs benchmarks, both connectors in one run, and shows, writes and plots what was found."""
 
 import argparse
+import contextlib
 import gc
 import importlib
+import os
 import sys
+import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bench import report
@@ -14,6 +18,8 @@ BENCHMARKS = {
     "decode_steps": "scheduler CPU of an idle decode step, by number of requests",
     "prefill": "scheduler CPU and metadata of a prefill to 128k tokens",
     "burst": "scheduler CPU and metadata of 1,000 and 100 requests that arrive in one step",
+    "rank": "CPU of a rank per block, stored and loaded, 32 and 80 layers; of a lookup per key",
+    "transfer": "goodput to and from a store in another process, by segments, beside raw Mooncake calls",
 }
 
 
@@ -38,7 +44,8 @@ def main() -> int:
     unknown = [name for name in names if name not in BENCHMARKS]
     if unknown:
         parser.error(f"unknown benchmark {unknown[0]!r}; there are: {' '.join(BENCHMARKS)}")
-    found = measure(names, quick=arguments.quick)
+    with logged(arguments.results) as say:
+        found = measure(names, quick=arguments.quick, say=say)
     print(report.table(found.measures))
     if arguments.json:
         report.write_json(arguments.json, found)
@@ -51,13 +58,34 @@ def _listing() -> str:
     return "benchmarks:\n" + "\n".join(f"  {name:<14} {text}" for name, text in BENCHMARKS.items())
 
 
-def measure(names: list[str], *, quick: bool) -> Findings:
-    """All that the named benchmarks find, one after the other."""
+@contextlib.contextmanager
+def logged(folder: Path | None) -> Iterator[Callable[[str], None]]:
+    """A way to say something to the person; what libraries write to standard error meanwhile goes to a file."""
     started = time.monotonic()
+    sys.stderr.flush()
+    person = os.dup(2)
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    path = Path(tempfile.mkdtemp(prefix="bench-")) / "log" if folder is None else folder / "log"
 
     def say(text: str) -> None:
-        print(f"{time.monotonic() - started:6.1f} s  {text}", file=sys.stderr, flush=True)
+        os.write(person, f"{time.monotonic() - started:6.1f} s  {text}\n".encode())
 
+    with open(path, "wb") as log:
+        os.dup2(log.fileno(), 2)
+        try:
+            yield say
+        except BaseException:
+            say(f"failed; the log is {path}")
+            raise
+        finally:
+            sys.stderr.flush()
+            os.dup2(person, 2)
+            os.close(person)
+
+
+def measure(names: list[str], *, quick: bool, say: Callable[[str], None]) -> Findings:
+    """All that the named benchmarks find, one after the other."""
     found = Findings(notes=report.configuration(names, quick=quick))
     for name in names:
         say(f"{name}: {BENCHMARKS[name]}")

@@ -61,6 +61,8 @@ def test_there_is_no_ratio_without_both_figures() -> None:
         ("kvledger ≤ 1.05", False),
         ("kvledger/raw ≥ 0.5", True),
         ("kvledger/raw ≥ 0.9", False),
+        ("ratio ≥ 2, kvledger/raw ≥ 0.5", True),
+        ("ratio ≥ 2, kvledger/raw ≥ 0.9", False),
         ("", None),
     ],
 )

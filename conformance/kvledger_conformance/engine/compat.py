@@ -75,6 +75,9 @@ class Shape:
     """Steps in flight: 2 is vLLM with asynchronous scheduling."""
     load_failures: str = "recompute"
     """`kv_load_failure_policy`; vLLM's own default, "fail", ends requests, which no cache may cost."""
+    layers: tuple[str, ...] = LAYERS
+    cell_floats: int = 1
+    """A token of a layer takes two times as many floats: its keys and its values."""
 
 
 @functools.cache
@@ -143,12 +146,14 @@ def make_config(shape: Shape, connector: str, module: str | None, extra: dict[st
 
 
 def make_cache_config(shape: Shape) -> KVCacheConfig:
-    """One full-attention group; a block of a layer has one 8-byte cell per token."""
-    spec = FullAttentionSpec(block_size=shape.block_size, num_kv_heads=1, head_size=1, dtype=torch.float32)
+    """One full-attention group; a block of a layer has one cell per token, of 8 bytes unless the shape asks for more."""
+    spec = FullAttentionSpec(
+        block_size=shape.block_size, num_kv_heads=1, head_size=shape.cell_floats, dtype=torch.float32
+    )
     return KVCacheConfig(
         num_blocks=shape.num_blocks,
         kv_cache_tensors=[],
-        kv_cache_groups=[KVCacheGroupSpec(list(LAYERS), spec)],
+        kv_cache_groups=[KVCacheGroupSpec(list(shape.layers), spec)],
     )
 
 
