@@ -17,6 +17,7 @@
 EXTENDS Naturals, FiniteSets
 
 CONSTANTS Reqs, Blocks, JobIds, Ranks
+ASSUME IsFiniteSet(Reqs) /\ IsFiniteSet(JobIds) /\ Ranks # {} /\ 0 \notin Blocks
 VARIABLES own,      \* own[r]: block of request r, or 0
           ref,      \* ref[b]: reference count in the block pool
           blk,      \* blk[j]: block that job j reads, 0: the job does not exist (ids are used again when nothing refers to them)
@@ -113,6 +114,12 @@ PinnedNotFreed == \A t \in dma : blk[t[2]] # 0 /\ ref[blk[t[2]]] > 0 /\ ~stale[t
 NoPoison == ~poison
 
 (* The inductive invariant, conjunct by conjunct. *)
+IndTypes ==                                                        \* TLC finds types by itself, `./dev prove` is told
+  /\ own \in [Reqs -> {0} \cup Blocks] /\ ref \in [Blocks -> Nat] /\ blk \in [JobIds -> {0} \cup Blocks]
+  /\ stale \in [JobIds -> BOOLEAN] /\ poison \in BOOLEAN
+  /\ life \in [Ranks -> [JobIds -> {"none", "queued", "running", "ready", "told"}]]
+  /\ dma \subseteq Ranks \X JobIds
+  /\ due \in [Ranks -> SUBSET Blocks] /\ right \in [Ranks -> SUBSET Blocks]
 IndRefs == \A b \in Blocks : ref[b] = Cardinality(Owners(b)) + Cardinality(PinsOn(b))
 IndPinned == \A j \in Live : ~stale[j]                                 \* a live job's block is still what it was
 IndLife == \A k \in Ranks, j \in JobIds : (life[k][j] = "none") <=> (j \notin Live)
@@ -122,5 +129,5 @@ IndBytes == \A k \in Ranks, b \in Blocks : ref[b] > 0 => b \in due[k] \cup right
 IndFence == \A t \in dma : blk[t[2]] \notin due[t[1]]                  \* what moves has been computed
 IndFree == \A k \in Ranks : \A b \in right[k] : ref[b] > 0             \* a free block's bytes mean nothing
 IndClean == ~poison
-IndInv == IndRefs /\ IndPinned /\ IndLife /\ IndOpen /\ IndDma /\ IndBytes /\ IndFence /\ IndFree /\ IndClean
+IndInv == IndTypes /\ IndRefs /\ IndPinned /\ IndLife /\ IndOpen /\ IndDma /\ IndBytes /\ IndFence /\ IndFree /\ IndClean
 =============================================================================

@@ -42,7 +42,7 @@ def test_unknown_verb() -> None:
     assert run.stdout == ""
     assert run.stderr == (
         "error: ./dev has no verb dance\n"
-        "  cause: verbs: demo test serve spec bench conformance trace lint setup help\n"
+        "  cause: verbs: demo test serve spec prove bench conformance trace lint setup help\n"
         "\n"
         "hint: ./dev help\n"
     )
